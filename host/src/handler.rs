@@ -1,0 +1,208 @@
+//! The seam between the engine and the sandbox: a message goes in, a finished delivery comes out.
+//!
+//! A leaf: it imports no other part. The engine fills [`Message`]s, `consumer` calls a [`Handler`], the sandbox (or a
+//! closure in a test) implements it. Nothing here knows SQL or wasm.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+/// One delivery of one message, as the handler sees it.
+#[derive(Clone)]
+pub struct Message {
+    /// Position in the stream: rising, unique, not dense.
+    pub id: i64,
+    pub stream: Arc<str>,
+    pub group: Arc<str>,
+    pub key: Option<String>,
+    pub rank: Option<i64>,
+    pub routing_key: Option<String>,
+    pub headers: Vec<(String, String)>,
+    pub content_type: Option<String>,
+    /// `None` is a tombstone: the key was deleted.
+    pub payload: Option<Vec<u8>>,
+    /// Milliseconds since 1970-01-01 UTC, database clock.
+    pub produced_at_ms: i64,
+    /// 1 + counted failures so far.
+    pub attempt: u32,
+    pub max_attempts: u32,
+    pub timeout: Duration,
+    pub replay: bool,
+    pub redriven: bool,
+    pub skipped: u32,
+    pub gap_since: Option<i64>,
+}
+
+impl std::fmt::Debug for Message {
+    /// Never prints the payload.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message")
+            .field("stream", &self.stream)
+            .field("group", &self.group)
+            .field("id", &self.id)
+            .field("key", &self.key)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A message that a handler wants produced when, and only when, its delivery is acknowledged.
+#[derive(Clone, Default)]
+pub struct NewMessage {
+    pub stream: String,
+    pub payload: Option<Vec<u8>>,
+    pub key: Option<String>,
+    /// `None`: the stream's key policy decides.
+    pub concurrency: Option<Concurrency>,
+    /// `None`: the stream's key policy decides.
+    pub compaction: Option<bool>,
+    pub rank: Option<i64>,
+    pub idempotency_key: Option<String>,
+    pub routing_key: Option<String>,
+    pub headers: Vec<(String, String)>,
+    pub content_type: Option<String>,
+    /// How long after the commit it may first be delivered.
+    pub delay: Option<Duration>,
+}
+
+impl std::fmt::Debug for NewMessage {
+    /// Never prints the payload.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewMessage")
+            .field("stream", &self.stream)
+            .field("key", &self.key)
+            .field("idempotency_key", &self.idempotency_key)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How deliveries of one key may overlap inside a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Concurrency {
+    #[default]
+    Parallel,
+    Exclusive,
+    Ordered,
+}
+
+impl Concurrency {
+    /// The name used in SQL, TOML and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Parallel => "parallel",
+            Self::Exclusive => "exclusive",
+            Self::Ordered => "ordered",
+        }
+    }
+}
+
+/// How a delivery ended. The first five are what a handler can answer; the last two are what happened to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Acknowledged; effects are committed.
+    Done,
+    /// Failed; again on the group's retry schedule. Counts as an attempt.
+    Retry { reason: String },
+    /// Failed; again after `delay`. Counts as an attempt.
+    RetryAfter { delay: Duration, reason: String },
+    /// Will never succeed: to the dead-letter queue now.
+    Reject { reason: String },
+    /// Not now, and not a failure: again after `delay`, no attempt counted.
+    Later { delay: Duration },
+    /// It trapped, ran out of time or memory, or the host failed it. Retried on the group's schedule.
+    Failed(Failure),
+    /// It never ran, or was cut for a reason of ours (drain, lost lease, no free sandbox): it is handed back and no
+    /// attempt is counted.
+    HandBack,
+}
+
+/// Why a delivery failed without answering.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub class: FailureClass,
+    /// Trap, backtrace with function names and the tail of stderr. No NUL, at most [`ERROR_BYTES_MAX`] bytes, no payload.
+    pub error: String,
+}
+
+/// Longest error text that is stored, in bytes. Long enough for a backtrace and a tail of stderr, short enough that
+/// 1,000,000 dead letters stay below 16 GiB.
+pub const ERROR_BYTES_MAX: usize = 16 * 1024;
+
+/// What kind of failure it was; stored, and a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureClass {
+    /// The handler answered `retry`, or exited.
+    Failed,
+    /// The handler answered `reject`.
+    Rejected,
+    Panic,
+    Timeout,
+    CpuLimit,
+    MemoryLimit,
+    OutOfBounds,
+    StackOverflow,
+    /// Its host died with it.
+    HostLost,
+    /// Our own fault, not the handler's.
+    Host,
+}
+
+impl FailureClass {
+    /// The name used in SQL, JSON and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Rejected => "rejected",
+            Self::Panic => "panic",
+            Self::Timeout => "timeout",
+            Self::CpuLimit => "cpu_limit",
+            Self::MemoryLimit => "memory_limit",
+            Self::OutOfBounds => "out_of_bounds",
+            Self::StackOverflow => "stack_overflow",
+            Self::HostLost => "host_lost",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// A delivery that has ended: what became of it and what it wants committed with its acknowledgement.
+#[derive(Debug)]
+pub struct Finished {
+    pub outcome: Outcome,
+    /// Empty unless the outcome is [`Outcome::Done`].
+    pub produced: Vec<NewMessage>,
+    /// sha256 of the component that served it, lower-case hex; `None` for closures in tests.
+    pub digest: Option<Arc<str>>,
+    /// How often the guest grew its memory. An ordinary message should need none.
+    pub memory_growths: u32,
+}
+
+impl Finished {
+    /// A delivery that ended without effects.
+    pub fn plain(outcome: Outcome) -> Self {
+        Self { outcome, produced: Vec::new(), digest: None, memory_growths: 0 }
+    }
+}
+
+/// What runs one delivery. Implemented by the sandbox, and by closures in engine tests.
+pub trait Handler: Send + Sync {
+    /// Runs one delivery to its end. Never panics and never runs past `message.timeout`.
+    ///
+    /// `cut` is cancelled when the delivery must stop because its host lost the lease, drains or was seeked; the
+    /// answer is then [`Outcome::HandBack`]. Dropping the future stops the guest as well.
+    fn handle<'a>(&'a self, message: Message, cut: &'a CancellationToken) -> Handling<'a>;
+}
+
+/// The future of one delivery.
+pub type Handling<'a> = Pin<Box<dyn Future<Output = Finished> + Send + 'a>>;
+
+impl<F> Handler for F
+where
+    F: Fn(Message) -> Finished + Send + Sync,
+{
+    fn handle<'a>(&'a self, message: Message, _cut: &'a CancellationToken) -> Handling<'a> {
+        Box::pin(std::future::ready(self(message)))
+    }
+}

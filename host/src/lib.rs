@@ -1,0 +1,7 @@
+//! Millstream: message consumers as WebAssembly components over ordinary Postgres.
+
+pub mod handler;
+
+pub mod config;
+
+pub mod database;
