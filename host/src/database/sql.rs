@@ -30,7 +30,7 @@ impl Schema {
     }
 
     /// A statement about one stream. It may name `{stream_id}` as well.
-    pub fn stream_sql(&self, text: &str, stream_id: i64) -> AssertSqlSafe<String> {
+    pub fn stream_sql(&self, text: &str, stream_id: i32) -> AssertSqlSafe<String> {
         AssertSqlSafe(self.render(text).replace("{stream_id}", &stream_id.to_string()))
     }
 

@@ -1,0 +1,199 @@
+-- The tables that all streams share. What belongs to one stream is made by host/src/engine/streams/create_stream.sql.
+--
+-- Advisory locks, all of the two-number form, so that they show in pg_locks with objsubid = 2:
+--   ({lock_class},     stream)  producer lock: held shared from before an id is drawn until the end of the transaction.
+--                               The claim's gap rule rests on it.
+--   ({lock_class} + 1, group)   claims of one group, one at a time.
+--   ({lock_class} + 2, stream)  extending or dropping partitions of one stream.
+--   ({lock_class} + 3, 0)       migrations and declarations.
+--   ({lock_class} + 4, step)    one maintenance step, on one host at a time.
+
+create type {schema}.concurrency as enum ('parallel', 'exclusive', 'ordered');
+
+create table {schema}.stream (
+    id                        integer generated always as identity primary key,
+    name                      text collate "C" not null,
+    retention_ms              bigint,           -- null: forever
+    idempotency_ttl_ms        bigint not null,
+    max_payload_bytes         bigint not null,
+    partition_rows            bigint not null,
+    dead_letter_retention_ms  bigint not null,
+    tombstone_retention_ms    bigint not null,
+    max_lag_ms                bigint,           -- null: a lagging group is never passed
+    policy                    jsonb not null,   -- the whole declaration, as last applied
+    created_at                timestamptz not null default clock_timestamp(),
+    constraint stream_name_unique unique (name),
+    constraint stream_name_length check (octet_length(name) between 1 and 200)
+);
+
+-- Which partitions a stream's log has. Written in the transaction that attaches or detaches one, so it is never wrong.
+create table {schema}.log_partition (
+    stream_id   integer not null references {schema}.stream (id),
+    lower_id    bigint not null,
+    upper_id    bigint not null,                -- exclusive
+    table_name  text not null,
+    created_at  timestamptz not null default clock_timestamp(),
+    detached_at timestamptz,
+    primary key (stream_id, lower_id),
+    constraint log_partition_not_empty check (lower_id < upper_id)
+);
+
+create table {schema}.consumer_group (
+    id          integer generated always as identity primary key,
+    name        text collate "C" not null,
+    stream_id   integer not null references {schema}.stream (id),
+    handler     text not null,
+    policy      jsonb not null,                 -- the whole declaration, as last applied
+    epoch       bigint not null default 0,      -- raised by seek: work of an older epoch is void
+    paused_at   timestamptz,
+    created_at  timestamptz not null default clock_timestamp(),
+    constraint consumer_group_name_unique unique (name),
+    constraint consumer_group_name_length check (octet_length(name) between 1 and 200)
+);
+
+-- One row per running process. Invariant: a row whose `expires_at` has passed is never renewed, only deleted by
+-- recovery; the process takes a new identity.
+create table {schema}.host (
+    id            bigint generated always as identity primary key,
+    name          text not null,
+    version       text not null,
+    started_at    timestamptz not null default clock_timestamp(),
+    heartbeat_at  timestamptz not null default clock_timestamp(),
+    expires_at    timestamptz not null,
+    stats         jsonb not null default '{}'   -- counters since start, as of the last heartbeat
+);
+
+-- How far a group has claimed its stream: every visible message up to `claimed` is settled, in a claim, an exception,
+-- or a dead letter, and everything not yet visible below it lies in a cursor_gap.
+create table {schema}.cursor (
+    group_id    integer primary key references {schema}.consumer_group (id),
+    claimed     bigint not null
+) with (fillfactor = 50);                       -- updated in every turn: room for HOT updates
+
+-- Ids the cursor has stepped over while a producer might still commit them.
+create table {schema}.cursor_gap (
+    id          bigint generated always as identity primary key,
+    group_id    integer not null,
+    missing     int8multirange not null,
+    holders     text[] not null,                -- virtual transactions that held the producer lock then
+    pids        integer[] not null,             -- their processes, for people
+    opened_at   timestamptz not null default clock_timestamp()
+);
+create index cursor_gap_group on {schema}.cursor_gap (group_id);
+
+create sequence {schema}.claim_id;
+
+-- Hot tables name their group without a foreign key: the check would lock the group's row in every turn.
+-- One row per claimed batch. Invariant: `pending` is what the host has not yet settled; ids leave it exactly once, and
+-- a claim id is never used twice.
+create table {schema}.claim (
+    id          bigint primary key,             -- from claim_id
+    group_id    integer not null,
+    host_id     bigint not null references {schema}.host (id),
+    pending     int8multirange not null,
+    claimed_at  timestamptz not null default clock_timestamp()
+) with (fillfactor = 70);
+create index claim_host on {schema}.claim (host_id, group_id);
+create index claim_group on {schema}.claim (group_id);
+
+-- Deliveries that settled in a transaction of their own; the next turn folds them into their claim.
+create table {schema}.claim_settled (
+    claim_id    bigint not null references {schema}.claim (id) on delete cascade,
+    message_id  bigint not null,
+    primary key (claim_id, message_id)
+);
+
+-- Who has a key, or what blocks it.
+create table {schema}.message_key_lease (
+    group_id    integer not null references {schema}.consumer_group (id),
+    message_key text collate "C" not null,
+    host_id     bigint references {schema}.host (id),
+    blocked_by  bigint,
+    leased_at   timestamptz not null default clock_timestamp(),
+    primary key (group_id, message_key)
+);
+create index message_key_lease_host on {schema}.message_key_lease (host_id);
+
+create type {schema}.exception_state as enum (
+    'waiting',   -- for its retry; leaves when due, to running
+    'delayed',   -- until deliver_after; leaves when due, to running
+    'deferred',  -- behind its key; leaves when the key frees, to running
+    'running'    -- on host_id under claim_id; leaves by its settle, or by recovery to waiting
+);
+
+-- Messages that need attention of their own. A message that succeeds at its first delivery never has a row here.
+create table {schema}.exception (
+    group_id        integer not null,
+    message_id      bigint not null,
+    state           {schema}.exception_state not null,
+    due_at          timestamptz,
+    failures        integer not null default 0, -- counted failures; the next delivery is attempt failures + 1
+    host_id         bigint references {schema}.host (id),
+    claim_id        bigint,                     -- fencing token of the running delivery
+    message_key     text collate "C",
+    concurrency     {schema}.concurrency not null default 'parallel',
+    dead_letter_id  bigint,                     -- redriven: the dead letter that holds the message's copy
+    replay          boolean not null default false,
+    last_class      text,
+    last_error      text,
+    last_digest     text,
+    failed_at       timestamptz,
+    primary key (group_id, message_id),
+    constraint exception_due check ((state in ('waiting', 'delayed')) = (due_at is not null)),
+    constraint exception_owner check ((state = 'running') = (host_id is not null)),
+    constraint exception_token check ((state = 'running') = (claim_id is not null))
+);
+create index exception_due on {schema}.exception (group_id, due_at) where state in ('waiting', 'delayed');
+create index exception_host on {schema}.exception (host_id, group_id) where state = 'running';
+create index exception_deferred on {schema}.exception (group_id, message_key, message_id) where state = 'deferred';
+
+-- Messages a group gave up on, each with its own copy, so that retention can go on.
+-- A redriven one keeps its row, with `redriven_at`, until the new delivery ends.
+create table {schema}.dead_letter (
+    id              bigint generated always as identity primary key,
+    group_id        integer not null references {schema}.consumer_group (id),
+    stream_id       integer not null references {schema}.stream (id),
+    message_id      bigint not null,
+    attempts        integer not null,
+    class           text not null,
+    error           text not null,
+    digest          text,                       -- of the component that failed last
+    deaths          integer not null default 1,
+    died_at         timestamptz not null default clock_timestamp(),
+    redriven_at     timestamptz,
+    message_key     text collate "C",
+    concurrency     {schema}.concurrency not null,
+    compaction_rank bigint,
+    routing_key     text,
+    headers         jsonb,
+    content_type    text,
+    payload         bytea,
+    produced_at     timestamptz not null,
+    constraint dead_letter_once unique (group_id, message_id)
+);
+create index dead_letter_open on {schema}.dead_letter (group_id, id) where redriven_at is null;
+create index dead_letter_age on {schema}.dead_letter (stream_id, died_at);
+
+create table {schema}.component (
+    digest      text primary key,               -- sha256 of the file, lower-case hex
+    bytes       bytea not null,
+    created_at  timestamptz not null default clock_timestamp()
+);
+alter table {schema}.component alter column bytes set storage external;  -- wasm hardly shrinks; do not spend the CPU
+
+create table {schema}.deployment (
+    id          bigint generated always as identity primary key,
+    group_id    integer not null references {schema}.consumer_group (id),
+    host_id     bigint not null,                -- outlives its host row
+    digest      text not null references {schema}.component (digest),
+    replaced    text,
+    deployed_at timestamptz not null default clock_timestamp()
+);
+create index deployment_group on {schema}.deployment (group_id, id);
+
+-- Which version of the generated functions is installed: `shared`, and one row per stream.
+create table {schema}.function_set (
+    name        text primary key,
+    version     integer not null,
+    checksum    text not null
+);

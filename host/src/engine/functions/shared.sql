@@ -1,0 +1,319 @@
+-- The produce API for every language, and what it stands on. Installed by `engine::functions`; replaced as a whole
+-- when its checksum changes. Every function has an empty-handed search_path or none of its own names unqualified.
+--
+-- Errors (class MS):
+--   MS001 unknown stream                      MS006 negative rank
+--   MS002 a key mode without a key            MS007 idempotency conflict
+--   MS003 key empty or over 1 KiB             MS008 key modes are not available in this version
+--   MS004 payload over max_payload            MS009 arrays of a batch differ in length, or too many rows
+--   MS005 impossible combination              MS010 headers or attributes out of bounds
+
+-- Any string as a uuid: a uuid in its usual 36 characters verbatim, anything else as a version 8 uuid (RFC 9562) of its
+-- sha256. Version 5 would need SHA-1, which Postgres has only in extensions.
+create or replace function {schema}.idempotency_uuid(p_key text) returns uuid
+language sql immutable strict parallel safe
+as $$
+    select case
+        when p_key ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then p_key::uuid
+        else encode(set_byte(set_byte(h, 6, (get_byte(h, 6) & 15) | 128), 8, (get_byte(h, 8) & 63) | 128), 'hex')::uuid
+    end
+    from (select substr(sha256(convert_to('millstream:' || p_key, 'UTF8')), 1, 16)) as digest(h)
+$$;
+
+-- What a repeated idempotency key must agree on.
+create or replace function {schema}.message_fingerprint(p_payload bytea, p_key text, p_rank bigint) returns bytea
+language sql immutable parallel safe
+as $$
+    select sha256(
+        convert_to(coalesce('k' || octet_length(p_key) || ':' || p_key, '-') || coalesce('r' || p_rank, '-')
+            || case when p_payload is null then 't' else 'p' end, 'UTF8')
+        || coalesce(p_payload, ''::bytea))
+$$;
+
+create or replace function {schema}.stream_id(p_stream text) returns integer
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id integer;
+begin
+    select id into v_id from {schema}.stream where name = p_stream;
+    if v_id is null then
+        raise exception 'unknown stream %', quote_literal(left(p_stream, 200))
+            using errcode = 'MS001', hint = 'Declare it as [streams.NAME] in streams.toml and run "millstream apply".';
+    end if;
+    return v_id;
+end
+$$;
+
+-- Attaches empty partitions until at least p_ahead of them lie above the last id drawn. Returns how many it attached.
+-- Never waits: another transaction that extends, or any lock on the parent, makes it return 0, and the next caller
+-- tries again. Attaching takes SHARE UPDATE EXCLUSIVE on the parent, which blocks neither produce nor claim.
+create or replace function {schema}.extend_log(p_stream integer, p_ahead integer) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '20ms'
+as $$
+declare
+    v_parent text := 'message_log_' || p_stream;
+    v_child text;
+    v_rows bigint;
+    v_edge bigint;
+    v_last bigint;
+    v_added integer := 0;
+begin
+    if not pg_try_advisory_xact_lock({lock_class} + 2, p_stream) then
+        return 0;
+    end if;
+    select partition_rows into v_rows from {schema}.stream where id = p_stream;
+    select coalesce(max(upper_id), 1) into v_edge from {schema}.log_partition where stream_id = p_stream;
+    execute format('select last_value from {schema}.%I', v_parent || '_id') into v_last;
+    while v_edge <= v_last + p_ahead * v_rows loop
+        v_child := v_parent || '_p' || v_edge;
+        execute format('create table {schema}.%I (like {schema}.%I including defaults including constraints)', v_child, v_parent);
+        execute format('alter table {schema}.%I attach partition {schema}.%I for values from (%s) to (%s)',
+            v_parent, v_child, v_edge, v_edge + v_rows);
+        insert into {schema}.log_partition (stream_id, lower_id, upper_id, table_name)
+            values (p_stream, v_edge, v_edge + v_rows, v_child);
+        v_edge := v_edge + v_rows;
+        v_added := v_added + 1;
+    end loop;
+    return v_added;
+exception when lock_not_available then
+    return 0;
+end
+$$;
+
+-- Refuses a batch with anything wrong in it, naming the item; costs a look at what is given and nothing else.
+create or replace function {schema}.check_batch(
+    p_max_payload_bytes bigint,
+    p_payloads bytea[],
+    p_keys text[],
+    p_concurrencies text[],
+    p_compactions boolean[],
+    p_ranks bigint[],
+    p_idempotency_keys text[],
+    p_routing_keys text[],
+    p_headers jsonb[],
+    p_content_types text[],
+    p_deliver_afters timestamptz[]
+) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count integer := cardinality(p_payloads);
+    v_item bigint;
+    v_bytes integer;
+begin
+    if v_count is null or v_count > 50000
+        or v_count <> coalesce(cardinality(p_keys), v_count) or v_count <> coalesce(cardinality(p_concurrencies), v_count)
+        or v_count <> coalesce(cardinality(p_compactions), v_count) or v_count <> coalesce(cardinality(p_ranks), v_count)
+        or v_count <> coalesce(cardinality(p_idempotency_keys), v_count)
+        or v_count <> coalesce(cardinality(p_routing_keys), v_count) or v_count <> coalesce(cardinality(p_headers), v_count)
+        or v_count <> coalesce(cardinality(p_content_types), v_count)
+        or v_count <> coalesce(cardinality(p_deliver_afters), v_count)
+    then
+        raise exception 'a batch needs arrays of one length, with at most 50000 messages'
+            using errcode = 'MS009', hint = 'Give each array as many elements as p_payloads, or null; split a larger batch.';
+    end if;
+
+    select o, octet_length(x) into v_item, v_bytes
+    from unnest(p_payloads) with ordinality as g(x, o) where octet_length(x) > p_max_payload_bytes limit 1;
+    if v_item is not null then
+        raise exception 'payload of message % has % bytes, more than max_payload (%)', v_item, v_bytes, p_max_payload_bytes
+            using errcode = 'MS004', hint = 'Store it elsewhere and send a reference, or raise max_payload of the stream.';
+    end if;
+
+    if p_keys is not null then
+        select o, octet_length(x) into v_item, v_bytes
+        from unnest(p_keys) with ordinality as g(x, o) where octet_length(x) not between 1 and 1024 limit 1;
+        if v_item is not null then
+            raise exception 'key of message % has % bytes', v_item, v_bytes
+                using errcode = 'MS003', hint = 'A key has 1 to 1024 bytes; for no key give null.';
+        end if;
+    end if;
+
+    if p_concurrencies is not null then
+        select o into v_item
+        from unnest(p_concurrencies) with ordinality as g(x, o)
+        where x not in ('parallel', 'exclusive', 'ordered') limit 1;
+        if v_item is not null then
+            raise exception 'concurrency of message % is none of parallel, exclusive, ordered', v_item using errcode = 'MS005';
+        end if;
+    end if;
+
+    if p_concurrencies is not null or p_compactions is not null then
+        select o into v_item
+        from unnest(p_payloads, p_keys, p_concurrencies, p_compactions) with ordinality as g(p, k, c, z, o)
+        where k is null and (c <> 'parallel' or z) limit 1;
+        if v_item is not null then
+            raise exception 'message % asks for a key mode and has no key', v_item
+                using errcode = 'MS002', hint = 'Give it a key, or leave concurrency and compaction out.';
+        end if;
+        select o into v_item
+        from unnest(p_payloads, p_concurrencies, p_compactions) with ordinality as g(p, c, z, o)
+        where c <> 'parallel' or z limit 1;
+        if v_item is not null then
+            raise exception 'message % asks for a key mode, which this version does not offer', v_item
+                using errcode = 'MS008', hint = 'Leave concurrency and compaction out until message keys are available.';
+        end if;
+    end if;
+
+    if p_ranks is not null then
+        select o into v_item from unnest(p_ranks) with ordinality as g(x, o) where x < 0 limit 1;
+        if v_item is not null then
+            raise exception 'rank of message % is negative', v_item
+                using errcode = 'MS006', hint = 'A rank is 0 or more; the highest wins.';
+        end if;
+        select o into v_item
+        from unnest(p_payloads, p_ranks, p_compactions) with ordinality as g(p, x, z, o)
+        where x is not null and z is not true limit 1;
+        if v_item is not null then
+            raise exception 'message % has a rank and no compaction', v_item
+                using errcode = 'MS005', hint = 'A rank picks the winner of a compacted key; leave it out, or ask for compaction.';
+        end if;
+    end if;
+
+    if p_headers is not null then
+        select o into v_item
+        from unnest(p_headers) with ordinality as g(x, o)
+        where x is not null and (jsonb_typeof(x) <> 'object' or pg_column_size(x) > 65536 or exists (
+            select from jsonb_each(case when jsonb_typeof(x) = 'object' then x else '{}' end) as h where jsonb_typeof(h.value) <> 'string'))
+        limit 1;
+        if v_item is not null then
+            raise exception 'headers of message % are not an object of strings of at most 64 KiB', v_item
+                using errcode = 'MS010', hint = 'Give headers as {"name": "text", ...}.';
+        end if;
+    end if;
+
+    select o into v_item
+    from unnest(p_routing_keys, p_content_types, p_idempotency_keys) with ordinality as g(r, c, i, o)
+    where octet_length(r) > 1024 or octet_length(c) > 255 or octet_length(i) not between 1 and 1024 limit 1;
+    if v_item is not null then
+        raise exception 'routing_key, content_type or idempotency_key of message % is out of bounds', v_item
+            using errcode = 'MS010',
+                hint = 'routing_key has at most 1024 bytes, content_type 255, idempotency_key 1 to 1024.';
+    end if;
+end
+$$;
+
+-- Produces a batch in the caller's transaction, in array order. Arrays may be null (nothing given), else as long as
+-- p_payloads. One row per message, in order; a duplicate answers the first id.
+create or replace function {schema}.produce_batch(
+    p_stream text,
+    p_payloads bytea[],
+    p_keys text[] default null,
+    p_concurrencies text[] default null,
+    p_compactions boolean[] default null,
+    p_ranks bigint[] default null,
+    p_idempotency_keys text[] default null,
+    p_routing_keys text[] default null,
+    p_headers jsonb[] default null,
+    p_content_types text[] default null,
+    p_deliver_afters timestamptz[] default null
+) returns table (ordinal integer, id bigint, duplicate boolean, superseded boolean)
+language plpgsql
+as $$
+begin
+    return query execute format('select * from {schema}.%I($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)',
+        'produce_' || {schema}.stream_id(p_stream))
+    using p_payloads, p_keys, p_concurrencies, p_compactions, p_ranks, p_idempotency_keys, p_routing_keys, p_headers,
+        p_content_types, p_deliver_afters;
+end
+$$;
+
+-- Produces one message in the caller's transaction. The payload may be bytea, text or jsonb; null is a tombstone.
+create or replace function {schema}.produce(
+    stream text,
+    payload bytea,
+    key text default null,
+    concurrency text default null,
+    compaction boolean default null,
+    rank bigint default null,
+    idempotency_key text default null,
+    routing_key text default null,
+    headers jsonb default null,
+    content_type text default null,
+    deliver_after timestamptz default null
+) returns table (id bigint, duplicate boolean, superseded boolean)
+language sql
+as $$
+    select b.id, b.duplicate, b.superseded
+    from {schema}.produce_batch(stream, array[payload], array[key], array[concurrency], array[compaction], array[rank],
+        array[idempotency_key], array[routing_key], array[headers], array[content_type], array[deliver_after]) as b
+$$;
+
+create or replace function {schema}.produce(
+    stream text,
+    payload text,
+    key text default null,
+    concurrency text default null,
+    compaction boolean default null,
+    rank bigint default null,
+    idempotency_key text default null,
+    routing_key text default null,
+    headers jsonb default null,
+    content_type text default null,
+    deliver_after timestamptz default null
+) returns table (id bigint, duplicate boolean, superseded boolean)
+language sql
+as $$
+    select * from {schema}.produce(stream, convert_to(payload, 'UTF8'), key, concurrency, compaction, rank,
+        idempotency_key, routing_key, headers, content_type, deliver_after)
+$$;
+
+create or replace function {schema}.produce(
+    stream text,
+    payload jsonb,
+    key text default null,
+    concurrency text default null,
+    compaction boolean default null,
+    rank bigint default null,
+    idempotency_key text default null,
+    routing_key text default null,
+    headers jsonb default null,
+    content_type text default 'application/json',
+    deliver_after timestamptz default null
+) returns table (id bigint, duplicate boolean, superseded boolean)
+language sql
+as $$
+    select * from {schema}.produce(stream, convert_to(payload::text, 'UTF8'), key, concurrency, compaction, rank,
+        idempotency_key, routing_key, headers, content_type, deliver_after)
+$$;
+
+-- Lets a role produce to one stream, and nothing else.
+create or replace function {schema}.grant_produce(p_role text, p_stream text) returns void
+language plpgsql
+as $$
+begin
+    execute format('grant usage on schema {schema} to %I', p_role);
+    execute format('grant execute on function {schema}.%I(bytea[], text[], text[], boolean[], bigint[], text[], text[], jsonb[], text[], timestamptz[]) to %I',
+        'produce_' || {schema}.stream_id(p_stream), p_role);
+end
+$$;
+
+-- Which of these groups have something to do: one query for all idle groups of a host.
+-- Cheap first: a sequence beyond the cursor, then one index probe; rolled-back ids at the tail cost that probe only.
+create or replace function {schema}.groups_with_work(p_groups integer[]) returns setof integer
+language plpgsql
+as $$
+declare
+    v_group record;
+    v_work boolean;
+begin
+    for v_group in
+        select g.id, g.stream_id, c.claimed
+        from {schema}.consumer_group g join {schema}.cursor c on c.group_id = g.id
+        where g.id = any (p_groups) and g.paused_at is null
+    loop
+        if exists (select from {schema}.cursor_gap where group_id = v_group.id)
+            or exists (select from {schema}.exception
+                where group_id = v_group.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp())
+        then
+            return next v_group.id;
+        else
+            execute format('select {schema}.%I($1)', 'has_work_' || v_group.stream_id) into v_work using v_group.claimed;
+            if v_work then
+                return next v_group.id;
+            end if;
+        end if;
+    end loop;
+end
+$$;
