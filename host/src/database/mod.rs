@@ -2,4 +2,18 @@
 
 mod sql;
 
+mod target;
+
+mod connect;
+
+mod migrate;
+
+mod reaction;
+
+pub mod embedded;
+
+pub use connect::Database;
+pub use migrate::{MIGRATIONS, Migration, apply, migrate};
+pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;
+pub use target::{Connect, Pooler, Sources, Target};

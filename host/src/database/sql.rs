@@ -5,6 +5,7 @@ use sqlx::AssertSqlSafe;
 /// The schema that holds every table, quoted once.
 #[derive(Clone, Debug)]
 pub struct Schema {
+    name: String,
     quoted: String,
     /// First number of every advisory lock of this schema, so that two schemas of one database do not wait for each
     /// other. A collision costs waiting, never correctness.
@@ -16,7 +17,13 @@ impl Schema {
     pub fn new(name: &str) -> Self {
         let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
         // The low bits are left free for the kinds of lock in `0001_*.sql`.
-        Self { quoted: format!("\"{}\"", name.replace('"', "\"\"")), lock_class: (hash & 0x7fff_fff0) as i32 }
+        let quoted = format!("\"{}\"", name.replace('"', "\"\""));
+        Self { name: name.to_owned(), quoted, lock_class: (hash & 0x7fff_fff0) as i32 }
+    }
+
+    /// The name as it stands in the catalog; for parameters, never for SQL text.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The quoted name.

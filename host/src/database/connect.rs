@@ -1,0 +1,146 @@
+//! The pool, and what a Postgres must be before we use it. Runs no statement of the engine.
+
+use std::{fmt, time::Duration};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, PgPool, Postgres,
+    postgres::{PgArguments, PgConnectOptions, PgPoolOptions},
+    query::Query,
+};
+
+use super::{
+    Schema, embedded,
+    target::{Connect, Pooler},
+};
+
+/// How long a connection may take to be made.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// How long to wait for a free connection. Longer than any turn, so that it fires only when the database is away.
+const ACQUIRE_MAX: Duration = Duration::from_secs(15);
+
+/// Longest name in Postgres, in bytes; a longer one would be cut and two schemas could become one.
+const NAME_BYTES_MAX: usize = 63;
+
+/// A Postgres that was checked, and its schema. Cloning shares the pool.
+#[derive(Clone)]
+pub struct Database {
+    pub pool: PgPool,
+    pub schema: Schema,
+    pub(super) connect: Connect,
+}
+
+impl Database {
+    /// Connects and checks: version, encoding, not a standby. Does not migrate.
+    ///
+    /// Fails with one line that names host, database and user, never the password.
+    pub async fn connect(connect: &Connect, max_connections: u32, schema: &str) -> Result<Self> {
+        check_schema_name(schema)?;
+        let connect = tuned(connect);
+        let attempt = tokio::time::timeout(CONNECT_MAX, check(&connect.options)).await;
+        attempt
+            .unwrap_or_else(|_| Err(anyhow!("no answer within {} s", CONNECT_MAX.as_secs())))
+            .with_context(|| format!("connect to Postgres at {connect}"))?;
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(ACQUIRE_MAX)
+            // A dead connection shows at its first statement, which the caller repeats anyway; testing each one before
+            // would cost a round trip a turn.
+            .test_before_acquire(false)
+            .connect_lazy_with(connect.options.clone());
+        Ok(Self { pool, schema: Schema::new(schema), connect })
+    }
+
+    /// A statement of a `.sql` file about shared tables. Behind a pooler it is not kept prepared, so run it inside a
+    /// transaction there: its parts could reach two servers.
+    pub fn query(&self, text: &str) -> Query<'static, Postgres, PgArguments> {
+        self.prepared(self.schema.sql(text))
+    }
+
+    /// A statement of a `.sql` file about one stream.
+    pub fn stream_query(&self, text: &str, stream_id: i64) -> Query<'static, Postgres, PgArguments> {
+        self.prepared(self.schema.stream_sql(text, stream_id))
+    }
+
+    fn prepared(&self, sql: AssertSqlSafe<String>) -> Query<'static, Postgres, PgArguments> {
+        sqlx::query(sql).persistent(self.connect.pooler == Pooler::Absent)
+    }
+
+    /// Waits until every connection is back and closed.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+impl fmt::Display for Database {
+    /// Host, database, user and schema; never the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} schema {}", self.connect, self.schema.quoted())
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Database({self})")
+    }
+}
+
+/// What every connection of ours has, whoever named the server.
+fn tuned(connect: &Connect) -> Connect {
+    // Statements hold no payload (parameters only), but a slow one would be logged with its whole text at WARN.
+    let options = connect.options.clone().application_name("millstream").disable_statement_logging();
+    let options = match connect.pooler {
+        // A pooler refuses startup parameters it does not know, and a named statement may meet a server without it.
+        Pooler::Transaction => options.statement_cache_capacity(0).extra_float_digits(None),
+        // The server then drops the session of a host that vanished without a word, and with it the locks it held,
+        // after some 25 s instead of hours. Without effect on a Unix socket.
+        Pooler::Absent if options.get_socket().is_none() && !options.get_host().starts_with('/') => options.options([
+            ("tcp_keepalives_idle", "10"),
+            ("tcp_keepalives_interval", "5"),
+            ("tcp_keepalives_count", "3"),
+            ("tcp_user_timeout", "20000"),
+        ]),
+        Pooler::Absent => options,
+    };
+    Connect { options, pooler: connect.pooler }
+}
+
+async fn check(options: &PgConnectOptions) -> Result<()> {
+    let mut connection = options.connect().await.map_err(explain)?;
+    let statement = sqlx::query_as(include_str!("sql/check_server.sql")).persistent(false);
+    let (version, encoding, standby): (i32, String, bool) = statement.fetch_one(&mut connection).await?;
+    let oldest = embedded::MAJOR_MIN;
+    ensure!(
+        version >= oldest as i32 * 10_000,
+        "it is Postgres {}, and millstream needs {oldest} or newer; upgrade the server",
+        version / 10_000
+    );
+    ensure!(
+        encoding == "UTF8",
+        "its encoding is {encoding}, and millstream needs UTF8; create the database with `encoding 'UTF8' template template0`"
+    );
+    ensure!(!standby, "it is a standby, which cannot be written; name the primary");
+    connection.close().await?;
+    Ok(())
+}
+
+/// Adds what to do to the errors that people meet first.
+fn explain(error: sqlx::Error) -> anyhow::Error {
+    let text = error.to_string();
+    if text.contains("unsupported startup parameter") {
+        return anyhow!("{text}; this looks like a pooler: add `?pgbouncer=true` to the URL");
+    }
+    error.into()
+}
+
+fn check_schema_name(name: &str) -> Result<()> {
+    ensure!(
+        (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains('\0'),
+        "the schema's name must have 1 to {NAME_BYTES_MAX} bytes and no NUL"
+    );
+    // Function bodies are quoted with dollars, and the name stands inside them.
+    ensure!(!name.contains('$'), "the schema's name must not contain `$`");
+    ensure!(!name.starts_with("pg_"), "the schema's name must not start with `pg_`, which Postgres keeps for itself");
+    Ok(())
+}

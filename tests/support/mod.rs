@@ -1,0 +1,17 @@
+//! What every behaviour test stands on: one throw-away Postgres a run, a private database a test, the real program.
+
+mod cluster;
+
+mod database;
+
+mod logs;
+
+mod program;
+
+mod wait;
+
+pub use cluster::{cluster, scratch_folder};
+pub use database::{TestDatabase, database, empty_database};
+pub use logs::Logs;
+pub use program::{Program, is_alive};
+pub use wait::wait_for;

@@ -1,0 +1,103 @@
+//! Runs the real `millstream` program in a project folder of its own.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tempfile::TempDir;
+
+use super::{scratch_folder, wait_for};
+
+/// A project folder and the program that runs in it. Killed, if it still runs, when this is dropped.
+pub struct Program {
+    folder: TempDir,
+    child: Option<Child>,
+}
+
+impl Program {
+    /// A project with this streams.toml.
+    pub fn new(streams_toml: &str) -> Self {
+        let folder = scratch_folder();
+        fs::write(folder.path().join("streams.toml"), streams_toml).expect("write streams.toml");
+        Self { folder, child: None }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts it in the background with the environment of nobody in particular.
+    pub fn start(&mut self, arguments: &[&str]) {
+        assert!(self.child.is_none(), "it runs already");
+        let file = |name| File::create(self.folder().join(name)).expect("create an output file");
+        let mut command = self.command(arguments);
+        self.child = Some(command.stdout(file("stdout")).stderr(file("stderr")).spawn().expect("start millstream"));
+    }
+
+    /// Runs it to its end: status, standard output, standard error.
+    pub fn run(&self, arguments: &[&str]) -> (ExitStatus, String, String) {
+        let output = self.command(arguments).output().expect("run millstream");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8 output");
+        (output.status, text(output.stdout), text(output.stderr))
+    }
+
+    /// What the started program has printed so far.
+    pub fn stdout(&self) -> String {
+        fs::read_to_string(self.output("stdout")).unwrap_or_default()
+    }
+
+    /// What the started program has logged so far.
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(self.output("stderr")).unwrap_or_default()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let id = self.child.as_ref().expect("it was started").id();
+        kill_process(Pid::from_raw(id.cast_signed()).expect("a process id"), signal).expect("signal millstream");
+    }
+
+    /// Waits until it has ended. Panics after `limit`.
+    pub async fn ended(&mut self, limit: Duration) -> ExitStatus {
+        let mut child = self.child.take().expect("it was started");
+        let mut status = None;
+        wait_for("millstream ends", limit, || {
+            status = child.try_wait().expect("ask for its status");
+            std::future::ready(status.is_some())
+        })
+        .await;
+        status.expect("it has ended")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+        command.args(arguments).current_dir(self.folder()).stdin(Stdio::null());
+        for (name, _) in std::env::vars_os() {
+            if name == "DATABASE_URL" || name.as_encoded_bytes().starts_with(b"PG") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    fn output(&self, name: &str) -> PathBuf {
+        self.folder().join(name)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Whether a process with this number is there.
+pub fn is_alive(pid: i32) -> bool {
+    test_kill_process(Pid::from_raw(pid).expect("a process id")).is_ok()
+}
