@@ -1,4 +1,4 @@
--- The tables that all streams share. What belongs to one stream is made by host/src/engine/streams/create_stream.sql.
+-- The tables that all streams share. What belongs to one stream is made by host/src/engine/create_stream.sql.
 --
 -- Advisory locks, all of the two-number form, so that they show in pg_locks with objsubid = 2:
 --   ({lock_class},     stream)  producer lock: held shared from before an id is drawn until the end of the transaction.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use anyhow::{Context, Result, anyhow, ensure};
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, PgPool, Postgres,
-    postgres::{PgArguments, PgConnectOptions, PgPoolOptions},
+    postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
     query::Query,
 };
 
@@ -59,8 +59,20 @@ impl Database {
     }
 
     /// A statement of a `.sql` file about one stream.
-    pub fn stream_query(&self, text: &str, stream_id: i64) -> Query<'static, Postgres, PgArguments> {
+    pub fn stream_query(&self, text: &str, stream_id: i32) -> Query<'static, Postgres, PgArguments> {
         self.prepared(self.schema.stream_sql(text, stream_id))
+    }
+
+    /// Runs one statement by itself and returns its rows. Behind a pooler it gets a transaction of its own, so that its
+    /// parts reach one server.
+    pub async fn fetch_all(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, sqlx::Error> {
+        if self.connect.pooler == Pooler::Absent {
+            return query.fetch_all(&self.pool).await;
+        }
+        let mut tx = self.pool.begin().await?;
+        let rows = query.fetch_all(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(rows)
     }
 
     fn prepared(&self, sql: AssertSqlSafe<String>) -> Query<'static, Postgres, PgArguments> {

@@ -24,7 +24,8 @@ pub struct Migration {
 }
 
 /// Every migration, oldest first. Append-only once released: the checksum of an applied one is compared.
-pub const MIGRATIONS: &[Migration] = &[];
+pub const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "tables", sql: include_str!("../../migrations/0001_tables.sql") }];
 
 /// How often a migration that found a table locked is tried. With [`LOCK_TIMEOUT`] this waits half a minute in all, and
 /// in between the statements that queued behind it get their turn.

@@ -1,0 +1,170 @@
+//! What streams.toml declares, made true in the database: streams with their tables and functions, groups with their
+//! cursors. All of it in one transaction; what is declared already only changes its policy.
+
+use std::{collections::HashMap, fmt};
+
+use anyhow::{Context, Result, ensure};
+use sqlx::{PgConnection, Row, types::Json};
+
+use super::{StreamId, functions, lease::milliseconds};
+use crate::{
+    config::{Config, Group, Start, Stream},
+    database::Database,
+};
+
+/// One thing that applying a configuration did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    StreamCreated(String),
+    StreamChanged(String),
+    GroupCreated(String),
+    GroupChanged(String),
+    /// `start` is read at a group's creation only.
+    StartIgnored(String),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StreamCreated(name) => write!(f, "create stream {name}"),
+            Self::StreamChanged(name) => write!(f, "change stream {name}"),
+            Self::GroupCreated(name) => write!(f, "create group {name}"),
+            Self::GroupChanged(name) => write!(f, "change group {name}"),
+            Self::StartIgnored(name) => {
+                write!(f, "group {name} exists already, so its changed `start` has no effect")
+            }
+        }
+    }
+}
+
+/// How many partitions a new stream begins with. Maintenance keeps as many ahead.
+pub const PARTITIONS_AHEAD: i32 = 8;
+
+/// Declares what the configuration says and returns what that changed. Streams and groups that it does not name stay.
+pub async fn apply(database: &Database, config: &Config) -> Result<Vec<Change>> {
+    let mut tx = database.pool.begin().await.context("begin to declare")?;
+    database.query(include_str!("declare_lock.sql")).execute(&mut *tx).await.context("take the declaration lock")?;
+    functions::install(database, &mut tx, &[]).await?;
+    let known = Known::load(database, &mut tx).await?;
+    let mut changes = Vec::new();
+    for (name, stream) in &config.streams {
+        declare_stream(database, &mut tx, &known, name, stream, &mut changes)
+            .await
+            .with_context(|| format!("declare stream {name:?}"))?;
+    }
+    functions::install(database, &mut tx, &Known::load(database, &mut tx).await?.stream_ids()).await?;
+    for (name, group) in &config.groups {
+        declare_group(database, &mut tx, &known, name, group, &mut changes)
+            .await
+            .with_context(|| format!("declare group {name:?}"))?;
+    }
+    tx.commit().await.context("commit what was declared")?;
+    Ok(changes)
+}
+
+/// What was declared before.
+struct Known {
+    streams: HashMap<String, (StreamId, serde_json::Value)>,
+    /// Stream and policy.
+    groups: HashMap<String, (String, serde_json::Value)>,
+}
+
+impl Known {
+    async fn load(database: &Database, tx: &mut PgConnection) -> Result<Self> {
+        let rows = database.query(include_str!("declare_known.sql")).fetch_all(tx).await.context("read what is declared")?;
+        let mut known = Self { streams: HashMap::new(), groups: HashMap::new() };
+        for row in rows {
+            let (name, policy) = (row.try_get("name")?, row.try_get("policy")?);
+            match row.try_get("stream")? {
+                None => known.streams.insert(name, (StreamId(row.try_get("id")?), policy)).map(drop),
+                Some(stream) => known.groups.insert(name, (stream, policy)).map(drop),
+            };
+        }
+        Ok(known)
+    }
+
+    fn stream_ids(&self) -> Vec<StreamId> {
+        self.streams.values().map(|(id, _)| *id).collect()
+    }
+}
+
+async fn declare_stream(
+    database: &Database,
+    tx: &mut PgConnection,
+    known: &Known,
+    name: &str,
+    stream: &Stream,
+    changes: &mut Vec<Change>,
+) -> Result<()> {
+    let policy = serde_json::to_value(stream)?;
+    match known.streams.get(name) {
+        Some((_, before)) if *before == policy => return Ok(()),
+        Some(_) => changes.push(Change::StreamChanged(name.to_owned())),
+        None => changes.push(Change::StreamCreated(name.to_owned())),
+    }
+    let row = database
+        .query(include_str!("declare_stream.sql"))
+        .bind(name)
+        .bind(stream.retention.map(milliseconds))
+        .bind(milliseconds(stream.idempotency_ttl))
+        .bind(i64::try_from(stream.max_payload_bytes)?)
+        .bind(stream.partition_rows)
+        .bind(milliseconds(stream.dead_letter_retention))
+        .bind(milliseconds(stream.tombstone_retention))
+        .bind(stream.max_lag.map(milliseconds))
+        .bind(Json(policy))
+        .fetch_one(&mut *tx)
+        .await?;
+    if !known.streams.contains_key(name) {
+        let id: i32 = row.try_get(0)?;
+        let tables = database.schema.stream_sql(include_str!("create_stream.sql"), id);
+        sqlx::raw_sql(tables).execute(&mut *tx).await.context("create its tables")?;
+        let extend = database.query(include_str!("extend_log.sql")).bind(id).bind(PARTITIONS_AHEAD);
+        extend.execute(tx).await.context("create its first partitions")?;
+    }
+    Ok(())
+}
+
+async fn declare_group(
+    database: &Database,
+    tx: &mut PgConnection,
+    known: &Known,
+    name: &str,
+    group: &Group,
+    changes: &mut Vec<Change>,
+) -> Result<()> {
+    let policy = serde_json::to_value(group)?;
+    if let Some((stream, before)) = known.groups.get(name) {
+        ensure!(
+            *stream == group.stream,
+            "it reads stream {stream:?}, and a group cannot move to another ({:?}); give the new group another name",
+            group.stream
+        );
+        if *before == policy {
+            return Ok(());
+        }
+        changes.push(Change::GroupChanged(name.to_owned()));
+        if before.get("start") != policy.get("start") {
+            changes.push(Change::StartIgnored(name.to_owned()));
+        }
+    } else {
+        changes.push(Change::GroupCreated(name.to_owned()));
+    }
+    let query = database.query(include_str!("declare_group.sql"));
+    let query = query.bind(name).bind(&group.stream).bind(&group.handler).bind(Json(policy));
+    let row = query.fetch_one(&mut *tx).await?;
+    if !known.groups.contains_key(name) {
+        place_cursor(database, tx, (row.try_get(0)?, row.try_get(1)?), &group.start).await?;
+    }
+    Ok(())
+}
+
+async fn place_cursor(database: &Database, tx: &mut PgConnection, (group, stream): (i32, i32), start: &Start) -> Result<()> {
+    let query = match start {
+        Start::Earliest => database.query(include_str!("start_earliest.sql")).bind(group),
+        Start::Latest => database.stream_query(include_str!("start_latest.sql"), stream).bind(group),
+        Start::Id(id) => database.query(include_str!("start_id.sql")).bind(group).bind(*id),
+        Start::Time(time) => database.stream_query(include_str!("start_time.sql"), stream).bind(group).bind(time.clone()),
+    };
+    query.execute(tx).await.context("place its cursor").map(drop)
+}

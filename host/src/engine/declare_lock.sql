@@ -1,0 +1,2 @@
+-- One declaration at a time in this schema. First statement of every apply.
+select pg_advisory_xact_lock({lock_class} + 3, 0)

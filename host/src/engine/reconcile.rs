@@ -1,0 +1,40 @@
+//! After a lost connection or an ambiguous commit: what does the database say we hold?
+
+use sqlx::Row;
+
+use super::{ClaimId, GroupHandle, HostId, Source, Token};
+use crate::database::Database;
+
+/// A run of messages that the database says a host holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub token: Token,
+    pub first: i64,
+    /// Inclusive. Ids in between that are no messages are possible: ids are not dense.
+    pub last: i64,
+}
+
+/// Everything the host holds in the group.
+pub async fn held(database: &Database, host: HostId, group: &GroupHandle) -> Result<Vec<Held>, sqlx::Error> {
+    let query = database.query(include_str!("reconcile_held.sql")).bind(group.id.0).bind(host.0);
+    let read = |row: &sqlx::postgres::PgRow| {
+        let source = if row.try_get("is_exception")? { Source::Exception } else { Source::Log };
+        let token = Token { claim: ClaimId(row.try_get("claim_id")?), source };
+        Ok(Held { token, first: row.try_get("from_id")?, last: row.try_get("to_id")? })
+    };
+    database.fetch_all(query).await?.iter().map(read).collect()
+}
+
+/// Gives back, with no attempt counted, what is held under claims that memory knows nothing of. Returns how many
+/// messages that were; none, too, when the lease has run out and recovery will find them.
+pub async fn give_back(database: &Database, host: HostId, group: &GroupHandle, claims: &[ClaimId]) -> Result<i64, sqlx::Error> {
+    let mut tx = database.pool.begin().await?;
+    if database.query(include_str!("fence.sql")).bind(host.0).fetch_optional(&mut *tx).await?.is_none() {
+        return Ok(0);
+    }
+    let query = database.stream_query(include_str!("reconcile_give_back.sql"), group.stream_id.0);
+    let query = query.bind(group.id.0).bind(host.0).bind(claims.iter().map(|claim| claim.0).collect::<Vec<_>>());
+    let count = query.fetch_one(&mut *tx).await?.try_get(0)?;
+    tx.commit().await?;
+    Ok(count)
+}

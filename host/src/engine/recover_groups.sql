@@ -1,0 +1,6 @@
+-- Groups in which a host holds something. Called by engine::recover; claim_host, exception_host.
+select g.id, g.stream_id, g.policy from {schema}.consumer_group g
+where g.id in (
+    select group_id from {schema}.claim where host_id = $1
+    union select group_id from {schema}.exception where host_id = $1 and state = 'running')
+order by g.id

@@ -1,0 +1,19 @@
+-- Messages the group gives up on, each with its own copy. $1 group, then arrays: message, attempts, class, error, digest,
+-- dead letter it was redriven from. A redriven one that dies again goes back to its row.
+-- Called by engine::settle and engine::recover after the messages were taken out.
+with dead as (
+    select * from unnest($2::bigint[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::bigint[])
+        as a (message_id, attempts, class, error, digest, dead_letter_id)
+),
+again as (
+    update {schema}.dead_letter d
+    set attempts = a.attempts, class = a.class, error = a.error, digest = a.digest, deaths = d.deaths + 1,
+        died_at = clock_timestamp(), redriven_at = null
+    from dead a where d.id = a.dead_letter_id and d.group_id = $1
+)
+insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, digest,
+    message_key, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at)
+select $1, {stream_id}, l.id, a.attempts, a.class, a.error, a.digest,
+    l.message_key, l.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload, l.created_at
+from dead a join {schema}.message_log_{stream_id} l on l.id = a.message_id
+where a.dead_letter_id is null
