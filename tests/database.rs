@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use millstream::database::{Connect, Database, Migration, apply};
-use tokio::task::JoinSet;
+use millstream::database::{
+    Connect, Database, Migration, Reaction, Wake, apply, is_ambiguous_commit, listen, reaction,
+};
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestDatabase, database, empty_database};
+use crate::support::{TestDatabase, database, empty_database, wait_for};
 
 const FIRST: Migration = Migration { version: 1, name: "first", sql: "create table {schema}.a (x int);" };
 const SECOND: Migration = Migration {
@@ -148,4 +151,63 @@ async fn another_encoding_is_refused() {
     );
     assert!(error.contains("LATIN1") && error.contains("encoding 'UTF8'"), "{error}");
     sqlx::raw_sql("drop database latin with (force)").execute(&database.pool).await.expect("drop");
+}
+
+/// The errors that a turn meets, made by a real server, and what to do about each.
+#[tokio::test]
+async fn errors_of_a_real_server_are_sorted_by_what_to_do() {
+    let database = empty_database().await;
+    let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&database.pool).await.expect_err(sql);
+    sqlx::raw_sql("create table t (x int constraint only_once unique); insert into t values (1)")
+        .execute(&database.pool)
+        .await
+        .expect("prepare");
+    let twice = run("insert into t values (1)").await;
+    let Reaction::Refused(refusal) = reaction(&twice) else { panic!("a constraint refuses: {twice}") };
+    assert_eq!((refusal.sqlstate.as_str(), refusal.constraint.as_deref()), ("23505", Some("only_once")));
+    assert!(!is_ambiguous_commit(&twice));
+    assert_eq!(reaction(&run("set statement_timeout = 10; select pg_sleep(5)").await), Reaction::Busy);
+    assert_eq!(reaction(&run("select * from no_such_table").await), Reaction::Broken);
+    let terminated = run("select pg_terminate_backend(pg_backend_pid())").await;
+    assert_eq!(reaction(&terminated), Reaction::Busy);
+    assert!(is_ambiguous_commit(&terminated), "the reply of a COMMIT would have been lost the same way");
+}
+
+/// A lost listener says so (whatever it missed must be looked for), comes back by itself, and stops at once.
+#[tokio::test]
+async fn a_listener_survives_the_loss_of_its_connection() {
+    let database = empty_database().await;
+    let (sender, mut heard) = mpsc::unbounded_channel();
+    let shutdown = CancellationToken::new();
+    let (host, token) = (database.another_host().await, shutdown.clone());
+    let listener = tokio::spawn(async move {
+        listen(&host, &["hint"], |wake| drop(sender.send(wake)), token).await;
+    });
+    let hint = Wake::Notified { channel: "hint".to_owned(), payload: "orders".to_owned() };
+    for round in ["first connection", "after the loss"] {
+        assert_eq!(heard.recv().await, Some(Wake::LookAgain), "{round}");
+        notify(&database, &hint, &mut heard).await;
+        let terminate = "select pg_terminate_backend(pid) from pg_stat_activity
+            where query ilike 'listen%' and datname = current_database() and pid <> pg_backend_pid()";
+        assert_eq!(
+            sqlx::query(terminate).execute(&database.pool).await.expect("terminate").rows_affected(),
+            1,
+            "{round}"
+        );
+        assert_eq!(heard.recv().await, Some(Wake::LookAgain), "{round}: the loss is reported");
+    }
+    shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(5), listener).await.expect("stops at once").expect("no panic");
+}
+
+/// Sends hints until one is heard.
+async fn notify(database: &Database, hint: &Wake, heard: &mut mpsc::UnboundedReceiver<Wake>) {
+    sqlx::query("select pg_notify('hint', 'orders')").execute(&database.pool).await.expect("notify");
+    let mut found = None;
+    wait_for("the hint is heard", Duration::from_secs(30), || {
+        found = heard.try_recv().ok();
+        std::future::ready(found.is_some())
+    })
+    .await;
+    assert_eq!(found.as_ref(), Some(hint));
 }

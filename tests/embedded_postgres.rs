@@ -1,12 +1,16 @@
 //! The Postgres that the host owns: made once, restarted, recovered after every kind of kill, never shared, never left behind.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use millstream::database::{
     Database,
     embedded::{Options, Server},
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, kill_process};
 use sqlx::Row;
 
 use crate::support::{is_alive, scratch_folder, wait_for};
@@ -38,6 +42,13 @@ async fn add_row(server: &Server) -> i64 {
     count
 }
 
+async fn socket_folder(server: &Server) -> PathBuf {
+    let database = open(server).await;
+    let shown = sqlx::query("show unix_socket_directories").fetch_one(&database.pool).await.expect("show");
+    database.close().await;
+    PathBuf::from(shown.get::<String, _>(0).trim_matches('"'))
+}
+
 fn server_pid(server: &Server) -> i32 {
     let lock_file = fs::read_to_string(server.data_folder().join("postmaster.pid")).expect("postmaster.pid");
     lock_file.lines().next().expect("a first line").parse().expect("a process id")
@@ -56,6 +67,8 @@ async fn a_second_start_finds_the_data_of_the_first() {
         assert_eq!(add_row(&server).await, expected);
         let pid = server_pid(&server);
         let data = server.data_folder().to_owned();
+        // A ctrl-C in the terminal goes to our process group; the server must not be in it.
+        assert_ne!(getpgid(Pid::from_raw(pid)).expect("its group"), getpgid(None).expect("our group"));
         server.stop().await.expect("stop");
         assert!(!is_alive(pid) && !data.join("postmaster.pid").exists());
     }
@@ -74,9 +87,8 @@ async fn it_listens_on_a_private_socket_only_and_keeps_fsync_on() {
     let settings: (String, String, String) =
         sqlx::query_as(question).fetch_one(&database.pool).await.expect("settings");
     assert_eq!(settings, (String::new(), "on".to_owned(), "on".to_owned()));
-    let socket: String =
-        sqlx::query("show unix_socket_directories").fetch_one(&database.pool).await.expect("socket").get(0);
-    assert_eq!(fs::metadata(socket.trim_matches('"')).expect("socket folder").mode() & 0o777, 0o700);
+    database.close().await;
+    assert_eq!(fs::metadata(socket_folder(&server).await).expect("socket folder").mode() & 0o777, 0o700);
     server.stop().await.expect("stop");
 }
 
@@ -190,11 +202,16 @@ async fn a_half_made_data_folder_is_made_again() {
 async fn a_path_too_long_for_a_socket_works_and_is_stable() {
     let folder = scratch_folder();
     let deep = folder.path().join("a-rather-long-name".repeat(4)).join("and-another-one".repeat(5));
+    let mut found = None;
     for expected in 1..=2 {
         let server = start(&deep).await;
         assert_eq!(add_row(&server).await, expected);
+        let socket = socket_folder(&server).await;
+        assert!(socket.as_os_str().len() < 93, "{}", socket.display());
+        assert_eq!(*found.get_or_insert_with(|| socket.clone()), socket);
         server.stop().await.expect("stop");
     }
+    fs::remove_dir_all(found.expect("it was started").parent().expect("a home")).expect("remove the socket's home");
 }
 
 /// A project below a folder that only its owner enters, as /root is: the server's user cannot go there.

@@ -5,3 +5,7 @@ mod support;
 mod database;
 
 mod embedded_postgres;
+
+mod program;
+
+mod tidy;

@@ -1,1 +1,3 @@
+//! The `millstream` program.
+
 fn main() {}

@@ -107,3 +107,16 @@ async fn execute(statement: String) {
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(&admin.pool).await.expect("make or drop a test database");
     admin.close().await;
 }
+
+/// What a test announces to its database passes, and the database is gone when the test is over.
+#[tokio::test]
+async fn a_test_database_is_dropped_with_its_test() {
+    let database = empty_database().await;
+    database.expect_log("thunder");
+    tracing::warn!("thunder");
+    let name = database.name.clone();
+    drop(database);
+    let admin = open("millstream").await;
+    let found = sqlx::query("select from pg_database where datname = $1").bind(name).fetch_optional(&admin.pool).await;
+    assert!(found.expect("ask").is_none());
+}

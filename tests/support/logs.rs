@@ -73,3 +73,16 @@ impl Visit for Line {
         let _ = write!(self.0, " {}={value:?}", field.name());
     }
 }
+
+/// A test that cannot see a stray warning would pass whatever is logged.
+#[test]
+fn only_warnings_that_were_announced_pass() {
+    let logs = Logs::watch();
+    logs.expect("rain");
+    tracing::info!("all is well");
+    tracing::warn!("rain");
+    tracing::error!(wind = 12, "storm");
+    let unexpected = logs.unexpected();
+    assert!(unexpected.len() == 1 && unexpected[0].contains("storm") && unexpected[0].contains("wind=12"));
+    logs.expect("storm");
+}

@@ -12,6 +12,5 @@ mod wait;
 
 pub use cluster::{cluster, scratch_folder};
 pub use database::{TestDatabase, database, empty_database};
-pub use logs::Logs;
 pub use program::{Program, is_alive};
 pub use wait::wait_for;

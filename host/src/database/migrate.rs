@@ -27,12 +27,12 @@ pub struct Migration {
 pub const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, name: "tables", sql: include_str!("../../migrations/0001_tables.sql") }];
 
-/// How often a migration that found a table locked is tried. With [`LOCK_TIMEOUT`] this waits half a minute in all, and
+/// How often a migration that found a table locked is tried. With [`LOCK_TIMEOUT`] this waits a quarter of a minute in all, and
 /// in between the statements that queued behind it get their turn.
 const TRIES: u32 = 5;
 
 /// As `set local lock_timeout` of `begin_step.sql` has it.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Applies what is missing and returns how many that were.
 ///

@@ -6,6 +6,8 @@ mod target;
 
 mod connect;
 
+mod listen;
+
 mod migrate;
 
 mod reaction;
@@ -13,6 +15,7 @@ mod reaction;
 pub mod embedded;
 
 pub use connect::Database;
+pub use listen::{Wake, listen};
 pub use migrate::{MIGRATIONS, Migration, apply, migrate};
 pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;

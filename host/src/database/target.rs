@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 #[derive(Clone, Debug)]
 pub enum Target {
     /// Somebody else's.
-    Given(Connect),
+    Given(Box<Connect>),
     /// Nobody named one: the host runs its own (see [`super::embedded`]).
     Own,
 }
@@ -49,23 +49,27 @@ impl Target {
     pub fn choose(sources: Sources<'_>) -> Result<Self> {
         let variable = |name: &str| (sources.environment)(name).filter(|value| !value.is_empty());
         if let Some(url) = sources.flag {
-            return Connect::parse(url).context("read --database-url").map(Self::Given);
+            return Self::given(url, "--database-url");
         }
         if let Some(url) = variable("DATABASE_URL") {
-            return Connect::parse(&url).context("read DATABASE_URL").map(Self::Given);
+            return Self::given(&url, "DATABASE_URL");
         }
         if ["PGHOST", "PGHOSTADDR", "PGDATABASE"].into_iter().any(|name| variable(name).is_some()) {
-            let options = PgConnectOptions::new();
-            return Ok(Self::Given(Connect { options, pooler: Pooler::Absent }));
+            return Ok(Self::Given(Box::new(Connect::direct(PgConnectOptions::new()))));
         }
         ensure!(
             variable("PGSERVICE").is_none(),
             "PGSERVICE is set, and millstream does not read service files; give --database-url, or unset PGSERVICE"
         );
         match sources.file {
-            Some(url) => Connect::parse(url).context("read database.url of streams.toml").map(Self::Given),
+            Some(url) => Self::given(url, "database.url of streams.toml"),
             None => Ok(Self::Own),
         }
+    }
+
+    fn given(url: &str, said_by: &str) -> Result<Self> {
+        let connect = Connect::parse(url).with_context(|| format!("read {said_by}"))?;
+        Ok(Self::Given(Box::new(connect)))
     }
 }
 
@@ -93,6 +97,8 @@ impl Connect {
                 _ => bail!("the database URL has an unknown parameter; known are {}", KNOWN.join(", ")),
             }
         }
+        // libpq allows `user@/database?host=/socket`; the driver's parser wants a host there, which the parameter replaces.
+        let address = address.replacen("@/", "@localhost/", 1);
         let options = format!("{address}?{}", kept.join("&")).parse().map_err(|error: sqlx::Error| {
             // The driver takes a comma between hosts, or a bare `/` or `#` in a password, for a broken port or host.
             anyhow!(

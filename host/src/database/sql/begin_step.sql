@@ -2,4 +2,4 @@
 -- them, so this lock has a longer limit than those of the migration itself, which must not hold up the tables' users.
 set local lock_timeout = '60s';
 select pg_catalog.pg_advisory_xact_lock({lock_class} + 3, 0);
-set local lock_timeout = '5s';
+set local lock_timeout = '2s';
