@@ -1,1 +1,3 @@
-fn main() {}
+//! The one integration binary: one file per behaviour, so that wasmtime is linked once.
+
+mod config;
