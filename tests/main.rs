@@ -9,3 +9,5 @@ mod embedded_postgres;
 mod program;
 
 mod tidy;
+
+mod config;

@@ -52,7 +52,8 @@ pub async fn apply(database: &Database, config: &Config) -> Result<Vec<Change>> 
             .await
             .with_context(|| format!("declare stream {name:?}"))?;
     }
-    functions::install(database, &mut tx, &Known::load(database, &mut tx).await?.stream_ids()).await?;
+    let streams = Known::load(database, &mut tx).await?.stream_ids();
+    functions::install(database, &mut tx, &streams).await?;
     for (name, group) in &config.groups {
         declare_group(database, &mut tx, &known, name, group, &mut changes)
             .await

@@ -115,13 +115,9 @@ impl Work<'_> {
         self.batch.iter().filter(|one| one.token.source == source).map(|one| (one.token.claim.0, one.message_id)).unzip()
     }
 
-    fn kept<'b>(&'b self, lost: &'b HashSet<usize>) -> impl Iterator<Item = &'b Settlement> {
-        self.batch.iter().enumerate().filter(|(index, _)| !lost.contains(index)).map(|(_, one)| one)
-    }
-
     async fn schedule_again(&mut self, lost: &HashSet<usize>, redriven: &HashMap<i64, (Option<i64>, bool)>) -> Result<(), sqlx::Error> {
         let mut rows = AgainRows::default();
-        for one in self.kept(lost) {
+        for one in kept(self.batch, lost) {
             if let Verdict::Again { delay, failures, failure } = &one.verdict {
                 let (dead_letter, replay) = redriven.get(&one.message_id).copied().unwrap_or_default();
                 rows.messages.push(one.message_id);
@@ -145,7 +141,7 @@ impl Work<'_> {
 
     async fn bury(&mut self, lost: &HashSet<usize>, redriven: &HashMap<i64, (Option<i64>, bool)>) -> Result<(), sqlx::Error> {
         let mut dead = Vec::new();
-        for one in self.kept(lost) {
+        for one in kept(self.batch, lost) {
             if let Verdict::Dead { attempts, failure } = &one.verdict {
                 dead.push(Burial {
                     message_id: one.message_id,
@@ -178,8 +174,8 @@ impl Work<'_> {
     /// Produces what the deliveries that are still ours asked for, in their order, stream by stream.
     async fn produce(&mut self, lost: &HashSet<usize>) -> Result<Result<Vec<String>, ProduceError>, sqlx::Error> {
         let mut streams: BTreeMap<&str, Vec<NewEntry<'_>>> = BTreeMap::new();
-        let (batch, kept) = (self.batch, |index: &usize| !lost.contains(index));
-        for one in batch.iter().enumerate().filter(|(index, _)| kept(index)).map(|(_, one)| one) {
+        let batch = self.batch;
+        for one in kept(batch, lost) {
             for message in &one.produced {
                 streams.entry(message.stream.as_str()).or_default().push(NewEntry { message, deliver_after: None });
             }
@@ -196,6 +192,11 @@ impl Work<'_> {
         }
         Ok(Ok(streams.into_keys().map(str::to_owned).collect()))
     }
+}
+
+/// The settlements that are still ours.
+fn kept<'a>(batch: &'a [Settlement], lost: &HashSet<usize>) -> impl Iterator<Item = &'a Settlement> {
+    batch.iter().enumerate().filter(|(index, _)| !lost.contains(index)).map(|(_, one)| one)
 }
 
 #[derive(Default)]
