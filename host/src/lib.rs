@@ -5,3 +5,5 @@ pub mod handler;
 pub mod config;
 
 pub mod database;
+
+pub mod sandbox;
