@@ -1,1 +1,7 @@
-fn main() {}
+//! Every behaviour test of the host, in one binary, so that wasmtime is linked once. One file per behaviour.
+
+mod support;
+
+mod sandbox;
+mod sandbox_load;
+mod sandbox_output;

@@ -1,0 +1,4 @@
+//! What the tests share.
+
+pub mod handlers;
+pub mod logs;
