@@ -2,12 +2,18 @@
 
 mod support;
 
+mod tidy;
+
+mod config;
+
 mod database;
 
 mod embedded_postgres;
 
 mod program;
 
-mod tidy;
+mod sandbox;
 
-mod config;
+mod sandbox_load;
+
+mod sandbox_output;

@@ -7,3 +7,5 @@ pub mod config;
 pub mod database;
 
 pub mod engine;
+
+pub mod sandbox;

@@ -4,6 +4,10 @@ mod cluster;
 
 mod database;
 
+pub mod handlers;
+
+pub mod log_lines;
+
 mod logs;
 
 mod program;

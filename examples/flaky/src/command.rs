@@ -1,0 +1,77 @@
+//! What a message can tell this handler to do.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// The payload: `{"do": "retry", "times": 2}`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Command {
+    #[serde(rename = "do")]
+    pub action: Action,
+    /// What to do next, when the first action ended well.
+    pub then: Option<Action>,
+    /// Acts only while the attempt is at most this; then all is well.
+    pub times: Option<u32>,
+    /// How long to wait, sleep or put off.
+    #[serde(default)]
+    pub ms: u64,
+    /// The stream to produce to.
+    #[serde(default = "receipts")]
+    pub to: String,
+    /// How many messages or lines.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// How many bytes to print, allocate or produce.
+    pub bytes: Option<usize>,
+    /// What to exit with.
+    #[serde(default = "three")]
+    pub code: i32,
+    /// What to fail with.
+    pub reason: Option<String>,
+}
+
+impl Command {
+    pub fn wait(&self) -> Duration {
+        Duration::from_millis(self.ms)
+    }
+}
+
+/// Each is described in this example's README.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    Ok,
+    Retry,
+    RetryAfter,
+    Reject,
+    Later,
+    Error,
+    Panic,
+    Spin,
+    EatMemory,
+    OverflowStack,
+    OutOfBounds,
+    Exit,
+    Sleep,
+    FloodStdout,
+    #[serde(rename = "bad-utf8")]
+    BadUtf8,
+    Allocate,
+    Log,
+    Produce,
+    Report,
+}
+
+fn receipts() -> String {
+    "receipts".to_owned()
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn three() -> i32 {
+    3
+}

@@ -1,0 +1,280 @@
+//! Runs a handler natively, in a unit test, without wasm and without a host.
+//!
+//! ```
+//! use millstream_guest::{Context, NewMessage, Outcome, ProduceError, testing::{TestMessage, deliver}};
+//!
+//! fn handle(order_id: String, ctx: Context) -> Result<(), ProduceError> {
+//!     ctx.produce("receipts", NewMessage::bytes("paid").key(order_id))
+//! }
+//!
+//! let delivered = deliver(handle, TestMessage::text("\"o-1\"").attempt(2));
+//! assert_eq!(delivered.outcome, Outcome::Done);
+//! assert_eq!(delivered.produced.len(), 1);
+//!
+//! let refused = TestMessage::text("\"o-1\"").refuse(ProduceError::Denied { stream: "receipts".into() });
+//! assert!(matches!(deliver(handle, refused).outcome, Outcome::Retry { .. }));
+//! ```
+
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use crate::{Context, Handler, Level, Message, NewMessage, Outcome, ProduceError, native};
+
+/// Delivers a message to a handler and returns what came of it.
+///
+/// As on a host, nothing is produced unless the outcome is [`Outcome::Done`]. A panic of the handler is a panic of the
+/// test. Every stream is granted that [`TestMessage::refuse`] does not name.
+///
+/// ```
+/// use millstream_guest::{Message, Outcome, testing::{TestMessage, deliver}};
+///
+/// let delivered = deliver(|message: Message| Outcome::Done, TestMessage::text("{}"));
+/// assert_eq!(delivered.outcome, Outcome::Done);
+/// ```
+pub fn deliver<Arguments>(handler: impl Handler<Arguments>, message: TestMessage) -> Delivered {
+    let TestMessage { message, refused } = message;
+    let (outcome, capture) = native::capture(refused, || handler.deliver(message));
+    let produced = if outcome == Outcome::Done { capture.produced } else { Vec::new() };
+    Delivered { outcome, produced, logged: capture.logged }
+}
+
+/// What came of a delivery.
+///
+/// ```
+/// use millstream_guest::{Message, testing::{TestMessage, deliver}};
+///
+/// let delivered = deliver(|_: Message| millstream_guest::info!("seen"), TestMessage::text("{}"));
+/// assert!(delivered.produced.is_empty());
+/// assert_eq!(delivered.logged[0].text, "seen");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Delivered {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What a host would commit with the acknowledgement, in the order it was produced.
+    pub produced: Vec<Produced>,
+    /// Log lines, whatever the outcome.
+    pub logged: Vec<Logged>,
+}
+
+/// A message that a handler produced.
+///
+/// ```
+/// use millstream_guest::{NewMessage, testing::Produced};
+/// let produced = Produced { to: "receipts".into(), message: NewMessage::bytes("paid") };
+/// assert_eq!(produced.to, "receipts");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Produced {
+    /// The stream it goes to.
+    pub to: String,
+    /// The message.
+    pub message: NewMessage,
+}
+
+impl Produced {
+    /// The payload, which must be JSON.
+    ///
+    /// # Panics
+    /// When it is a tombstone or not JSON, which fails the test.
+    ///
+    /// ```
+    /// use millstream_guest::{NewMessage, testing::Produced};
+    /// let produced = Produced { to: "receipts".into(), message: NewMessage::bytes(r#"{"order_id": "o-1"}"#) };
+    /// assert_eq!(produced.json()["order_id"], "o-1");
+    /// ```
+    pub fn json(&self) -> serde_json::Value {
+        let payload = self.message.payload.as_deref().expect("the produced message is no tombstone");
+        serde_json::from_slice(payload).expect("the produced payload is JSON")
+    }
+}
+
+/// A log line of a handler.
+///
+/// ```
+/// use millstream_guest::{Level, testing::Logged};
+/// let line = Logged { level: Level::Info, context: "orders".into(), text: "seen".into() };
+/// assert_eq!(line.level, Level::Info);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// How much it matters.
+    pub level: Level,
+    /// The module that wrote it.
+    pub context: String,
+    /// The line.
+    pub text: String,
+}
+
+/// A message to deliver in a test: the first attempt of ten, on stream `test`, unless it says otherwise.
+///
+/// ```
+/// use millstream_guest::testing::TestMessage;
+///
+/// let message = TestMessage::text("{}").key("o-1").attempt(3).header("source", "webshop").into_message();
+/// assert_eq!((message.attempt, message.key.as_deref()), (3, Some("o-1")));
+/// ```
+#[derive(Clone, Debug)]
+pub struct TestMessage {
+    message: Message,
+    refused: Vec<ProduceError>,
+}
+
+impl TestMessage {
+    fn new(payload: Option<Vec<u8>>) -> Self {
+        let context = Context {
+            id: 1,
+            stream: "test".to_owned(),
+            group: "test".to_owned(),
+            key: None,
+            rank: None,
+            routing_key: None,
+            headers: Vec::new(),
+            content_type: None,
+            produced_at: SystemTime::UNIX_EPOCH,
+            attempt: 1,
+            max_attempts: 10,
+            timeout: Duration::from_secs(30),
+            replay: false,
+            redriven: false,
+            skipped: 0,
+            gap_since: None,
+        };
+        Self { message: Message { context, payload }, refused: Vec::new() }
+    }
+
+    /// A message with this payload, which may be text.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::bytes([0, 159]).into_message().payload, Some(vec![0, 159]));
+    /// ```
+    pub fn bytes(payload: impl Into<Vec<u8>>) -> Self {
+        Self::new(Some(payload.into()))
+    }
+
+    /// A message with this text, such as a piece of JSON.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::text("[1]").into_message().payload, Some(b"[1]".to_vec()));
+    /// ```
+    pub fn text(payload: &str) -> Self {
+        Self::bytes(payload)
+    }
+
+    /// A message with a JSON payload.
+    ///
+    /// # Panics
+    /// When the value has no JSON form, which fails the test.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::json(&vec![1]).into_message().payload, Some(b"[1]".to_vec()));
+    /// ```
+    pub fn json(value: &(impl Serialize + ?Sized)) -> Self {
+        Self::bytes(serde_json::to_vec(value).expect("the value has a JSON form"))
+    }
+
+    /// A message without a payload: its key was deleted.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::tombstone("customer-7").into_message().payload, None);
+    /// ```
+    pub fn tombstone(key: &str) -> Self {
+        Self::new(None).key(key)
+    }
+
+    /// Sets the key.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::text("{}").key("o-1").into_message().key.as_deref(), Some("o-1"));
+    /// ```
+    #[must_use]
+    pub fn key(mut self, key: &str) -> Self {
+        self.message.key = Some(key.to_owned());
+        self
+    }
+
+    /// Adds a header.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// let message = TestMessage::text("{}").header("source", "webshop").into_message();
+    /// assert_eq!(message.header("source"), Some("webshop"));
+    /// ```
+    #[must_use]
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.message.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Sets the attempt.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::text("{}").attempt(3).into_message().attempt, 3);
+    /// ```
+    #[must_use]
+    pub fn attempt(mut self, attempt: u32) -> Self {
+        self.message.attempt = attempt;
+        self
+    }
+
+    /// Sets which attempt is the last one.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert!(TestMessage::text("{}").max_attempts(1).into_message().is_last_attempt());
+    /// ```
+    #[must_use]
+    pub fn max_attempts(mut self, max_attempts: u32) -> Self {
+        self.message.max_attempts = max_attempts;
+        self
+    }
+
+    /// Changes anything else of the delivery.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// let message = TestMessage::text("{}").with(|context| context.redriven = true).into_message();
+    /// assert!(message.redriven);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Context)) -> Self {
+        change(&mut self.message.context);
+        self
+    }
+
+    /// Refuses every message that is produced to the stream this error names.
+    ///
+    /// ```
+    /// use millstream_guest::{Context, NewMessage, ProduceError, testing::{TestMessage, deliver}};
+    ///
+    /// let denied = ProduceError::Denied { stream: "receipts".into() };
+    /// let expected = denied.clone();
+    /// let handle = move |_: u32, ctx: Context| {
+    ///     assert_eq!(ctx.produce("receipts", NewMessage::bytes("paid")), Err(expected.clone()));
+    /// };
+    /// assert!(deliver(handle, TestMessage::text("1").refuse(denied)).produced.is_empty());
+    /// ```
+    #[must_use]
+    pub fn refuse(mut self, refusal: ProduceError) -> Self {
+        self.refused.push(refusal);
+        self
+    }
+
+    /// The message as a handler takes it.
+    ///
+    /// ```
+    /// use millstream_guest::testing::TestMessage;
+    /// assert_eq!(TestMessage::text("{}").into_message().stream, "test");
+    /// ```
+    pub fn into_message(self) -> Message {
+        self.message
+    }
+}

@@ -1,0 +1,144 @@
+//! The `outbox` import: keeps what a handler wants produced until its delivery is acknowledged. Checks grants, bounds
+//! and form at once, so that the handler gets the error and not the host. Produces nothing itself.
+
+use std::time::Duration;
+
+use super::{
+    bindings::millstream::handler::outbox::{Concurrency, Host, NewMessage, ProduceError},
+    settings::GroupSettings,
+    state::State,
+};
+use crate::handler;
+
+/// Longest message key and idempotency key, in bytes. The same bound as in SQL: both are in an index.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// Longest time a message may be put off.
+pub const DELAY_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// The messages of one delivery. Invariant: within the group's `limits`.
+#[derive(Default)]
+pub struct Outbox {
+    messages: Vec<handler::NewMessage>,
+    bytes: u64,
+}
+
+impl Outbox {
+    /// Hands over what was produced and is empty for the next delivery.
+    pub fn take(&mut self) -> Vec<handler::NewMessage> {
+        self.bytes = 0;
+        std::mem::take(&mut self.messages)
+    }
+
+    fn produce(&mut self, settings: &GroupSettings, to: String, message: NewMessage) -> Result<(), ProduceError> {
+        let payload_bytes_max = match settings.produce.get(&to) {
+            None => return Err(ProduceError::Denied),
+            Some(None) => return Err(ProduceError::UnknownStream),
+            Some(Some(max)) => *max,
+        };
+        check(&to, &message, payload_bytes_max).map_err(ProduceError::Invalid)?;
+        self.take_room(settings, &message)?;
+        self.messages.push(convert(to, message));
+        Ok(())
+    }
+
+    fn take_room(&mut self, settings: &GroupSettings, message: &NewMessage) -> Result<(), ProduceError> {
+        let limits = &settings.limits;
+        if self.messages.len() >= limits.produced_messages as usize {
+            let text = format!(
+                "one delivery may produce {} messages (groups.{}.limits.produced_messages)",
+                limits.produced_messages, settings.group
+            );
+            return Err(ProduceError::Limit(text));
+        }
+        let bytes = self.bytes + size(message);
+        if bytes > limits.produced_bytes {
+            let text = format!(
+                "one delivery may produce {} bytes (groups.{}.limits.produced_bytes); with this message it would be {bytes}",
+                limits.produced_bytes, settings.group
+            );
+            return Err(ProduceError::Limit(text));
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Host for State {
+    fn produce(&mut self, to: String, message: NewMessage) -> wasmtime::Result<Result<(), ProduceError>> {
+        Ok(self.outbox.produce(&self.settings, to, message))
+    }
+}
+
+/// Everything that SQL would refuse at the acknowledgement is refused here, with what to do about it.
+fn check(stream: &str, message: &NewMessage, payload_bytes_max: u64) -> Result<(), String> {
+    check_key("key", message.key.as_deref())?;
+    check_key("idempotency-key", message.idempotency_key.as_deref())?;
+    if message.compaction == Some(true)
+        || matches!(message.concurrency, Some(Concurrency::Exclusive | Concurrency::Ordered))
+    {
+        return Err("message keys are not built yet: leave `concurrency` at parallel and `compaction` off".into());
+    }
+    if message.rank.is_some_and(|rank| rank < 0) {
+        return Err("rank is negative: ranks start at 0".into());
+    }
+    let payload_bytes = message.payload.as_ref().map_or(0, Vec::len);
+    if payload_bytes as u64 > payload_bytes_max {
+        return Err(format!(
+            "the payload has {payload_bytes} bytes and `{stream}` takes {payload_bytes_max} (streams.{stream}.max_payload): \
+             send a reference to the data instead"
+        ));
+    }
+    if message.delay.is_some_and(|delay_ms| Duration::from_millis(delay_ms) > DELAY_MAX) {
+        return Err(format!("delay is longer than {} days", DELAY_MAX.as_secs() / 86_400));
+    }
+    let texts = message.routing_key.iter().chain(&message.content_type);
+    let headers = message.headers.iter().flat_map(|(name, value)| [name, value]);
+    if texts.chain(headers).any(|text| text.contains('\0')) {
+        return Err("a header, the routing key or the content type holds a NUL byte, which Postgres cannot store: \
+                    put binary data into the payload"
+            .into());
+    }
+    Ok(())
+}
+
+fn check_key(name: &str, key: Option<&str>) -> Result<(), String> {
+    match key {
+        None => Ok(()),
+        Some("") => Err(format!("{name} is empty: leave it out or give it a value")),
+        Some(key) if key.len() > KEY_BYTES_MAX => Err(format!(
+            "{name} has {} bytes and may have {KEY_BYTES_MAX}: use a hash of it, and put the whole into a header",
+            key.len()
+        )),
+        Some(key) if key.contains('\0') => Err(format!("{name} holds a NUL byte, which Postgres cannot store")),
+        Some(_) => Ok(()),
+    }
+}
+
+/// What a message counts against `limits.produced_bytes`: everything of it that is stored.
+fn size(message: &NewMessage) -> u64 {
+    let texts = [&message.key, &message.idempotency_key, &message.routing_key, &message.content_type];
+    let texts = texts.into_iter().flatten().map(String::len).sum::<usize>();
+    let headers = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    (texts + headers + message.payload.as_ref().map_or(0, Vec::len)) as u64
+}
+
+fn convert(stream: String, message: NewMessage) -> handler::NewMessage {
+    handler::NewMessage {
+        stream,
+        payload: message.payload,
+        key: message.key,
+        concurrency: message.concurrency.map(|concurrency| match concurrency {
+            Concurrency::Parallel => handler::Concurrency::Parallel,
+            Concurrency::Exclusive => handler::Concurrency::Exclusive,
+            Concurrency::Ordered => handler::Concurrency::Ordered,
+        }),
+        compaction: message.compaction,
+        rank: message.rank,
+        idempotency_key: message.idempotency_key,
+        routing_key: message.routing_key,
+        headers: message.headers,
+        content_type: message.content_type,
+        delay: message.delay.map(Duration::from_millis),
+    }
+}

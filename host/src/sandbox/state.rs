@@ -1,0 +1,93 @@
+//! What a store holds beside the guest, and how a new store is set up.
+
+use std::sync::Arc;
+
+use tokio::task::yield_now;
+use wasmtime::{Engine, Store, UpdateDeadline, component::ResourceTable};
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi_config::WasiConfigVariables;
+
+use super::{
+    delivery::Delivery, limiter::Limiter, outbox::Outbox, output::Source, settings::GroupSettings, stdio::Stream,
+    turns::SLICE,
+};
+
+/// Most wasi resources (streams, pollables) a guest may have open. wasmtime's default of a million costs the host more
+/// memory than the guest is granted.
+const RESOURCES_MAX: usize = 10_000;
+
+/// Most random bytes for one call; wasmtime's default of 64 MiB is more than a whole guest has.
+const RANDOM_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Least that one call of an import may carry out of the guest.
+const IMPORT_BYTES_MIN: usize = 16 * 1024 * 1024;
+
+/// The data of a store.
+pub struct State {
+    pub settings: Arc<GroupSettings>,
+    pub delivery: Arc<Delivery>,
+    pub outbox: Outbox,
+    limiter: Limiter,
+    /// Made at the first wasi call: a guest without wasi (`wasm32-unknown-unknown`) does not pay for it.
+    wasi: Option<WasiCtx>,
+    table: ResourceTable,
+    /// The group's `config` for wasi:config, made at the first look.
+    pub variables: Option<WasiConfigVariables>,
+}
+
+impl WasiView for State {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        let ctx = self.wasi.get_or_insert_with(|| wasi(&self.settings, &self.delivery));
+        WasiCtxView { ctx, table: &mut self.table }
+    }
+}
+
+/// Nothing but clocks, random numbers, the group's environment and two streams to write to: no files, no network.
+fn wasi(settings: &GroupSettings, delivery: &Arc<Delivery>) -> WasiCtx {
+    WasiCtx::builder()
+        .envs(&settings.environment)
+        .stdout(Stream { source: Source::Stdout, delivery: delivery.clone() })
+        .stderr(Stream { source: Source::Stderr, delivery: delivery.clone() })
+        .max_random_size(RANDOM_BYTES_MAX)
+        .build()
+}
+
+/// A store for one instance. [`arm`] it before every call.
+pub fn new_store(engine: &Engine, settings: &Arc<GroupSettings>, delivery: &Arc<Delivery>) -> Store<State> {
+    let mut table = ResourceTable::new();
+    table.set_max_capacity(RESOURCES_MAX);
+    let state = State {
+        settings: settings.clone(),
+        delivery: delivery.clone(),
+        outbox: Outbox::default(),
+        limiter: Limiter::new(settings.memory_bytes, delivery.clone()),
+        wasi: None,
+        table,
+        variables: None,
+    };
+    let mut store = Store::new(engine, state);
+    store.limiter(|state| &mut state.limiter);
+    store.epoch_deadline_callback(|store| Ok(look_up(&store.data().delivery)));
+    // Twice what may be produced, so that one message too many is answered with `limit` and does not trap.
+    let produced = usize::try_from(settings.limits.produced_bytes).unwrap_or(usize::MAX);
+    store.set_hostcall_fuel(produced.saturating_mul(2).max(IMPORT_BYTES_MIN));
+    store
+}
+
+/// Sets the next look-up. An idle instance falls behind the engine's epoch, so every call starts with this.
+pub fn arm(store: &mut Store<State>) {
+    store.set_epoch_deadline(1);
+}
+
+/// What a running guest does at a tick: go on, give way, or end.
+pub fn look_up(delivery: &Delivery) -> UpdateDeadline {
+    if delivery.must_stop().is_some() {
+        return UpdateDeadline::Interrupt;
+    }
+    if delivery.turn_so_far() < SLICE {
+        return UpdateDeadline::Continue(1);
+    }
+    delivery.end_slice();
+    // tokio's own yield: a plain one is polled again before everybody else and starves them.
+    UpdateDeadline::YieldCustom(1, Box::pin(yield_now()))
+}
