@@ -17,3 +17,5 @@ mod sandbox;
 mod sandbox_load;
 
 mod sandbox_output;
+
+mod consume;

@@ -4,6 +4,8 @@ mod cluster;
 
 mod database;
 
+pub mod engine;
+
 pub mod handlers;
 
 pub mod log_lines;

@@ -79,6 +79,16 @@ impl Database {
         sqlx::query(sql).persistent(self.connect.pooler == Pooler::Absent)
     }
 
+    /// The same database through a pool of its own, which belongs to the runtime that first uses it.
+    pub fn with_own_pool(&self, max_connections: u32) -> Self {
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(ACQUIRE_MAX)
+            .test_before_acquire(false)
+            .connect_lazy_with(self.connect.options.clone());
+        Self { pool, ..self.clone() }
+    }
+
     /// Waits until every connection is back and closed.
     pub async fn close(&self) {
         self.pool.close().await;

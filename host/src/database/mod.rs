@@ -19,4 +19,5 @@ pub use listen::{Wake, listen};
 pub use migrate::{MIGRATIONS, Migration, apply, migrate};
 pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;
+pub use sqlx::Error as DatabaseError;
 pub use target::{Connect, Pooler, Sources, Target};

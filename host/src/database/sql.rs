@@ -31,7 +31,13 @@ impl Schema {
         &self.quoted
     }
 
-    /// A statement that reads or writes only shared tables. It may name `{schema}` and `{lock_class}`.
+    /// The notification channel of this schema.
+    pub fn channel(&self) -> String {
+        format!("millstream_{:x}", self.lock_class)
+    }
+
+    /// A statement that reads or writes only shared tables. It may name `{schema}` (`{schema_text}` inside a string,
+    /// `{schema_format}` inside one for format()) and `{lock_class}`.
     pub fn sql(&self, text: &str) -> AssertSqlSafe<String> {
         AssertSqlSafe(self.render(text))
     }
@@ -42,7 +48,12 @@ impl Schema {
     }
 
     fn render(&self, text: &str) -> String {
-        text.replace("{schema}", &self.quoted).replace("{lock_class}", &self.lock_class.to_string())
+        // Where the quoted name stands inside a string, or inside one that goes through format().
+        let text_quoted = self.quoted.replace('\'', "''");
+        text.replace("{schema}", &self.quoted)
+            .replace("{schema_format}", &text_quoted.replace('%', "%%"))
+            .replace("{schema_text}", &text_quoted)
+            .replace("{lock_class}", &self.lock_class.to_string())
     }
 }
 

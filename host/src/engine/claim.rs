@@ -169,3 +169,9 @@ pub async fn groups_with_work(database: &Database, groups: &[GroupId]) -> Result
     let rows = database.fetch_all(query).await?;
     rows.iter().map(|row| row.try_get(0).map(GroupId)).collect()
 }
+
+/// Tells other hosts, which poll anyway, that a stream has new messages.
+pub async fn hint(database: &Database, stream: &str) -> Result<(), sqlx::Error> {
+    let query = database.query(include_str!("hint.sql")).bind(database.schema.channel()).bind(stream);
+    database.fetch_all(query).await.map(drop)
+}

@@ -26,14 +26,14 @@ mod recover;
 
 mod reconcile;
 
-pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work};
+pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work, hint};
 pub use declare::{Change, apply};
 pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use lease::{deregister, dead_hosts, register, renew};
 pub use produce::{NewEntry, Produced, ProduceError, produce};
-pub use reconcile::{Held, give_back, held};
-pub use recover::{orphaned_groups, recover};
+pub use reconcile::{Held, give_back, groups_held, held};
+pub use recover::{Orphaned, orphaned_groups, recover};
 pub use settle::{Settled, Settlement, settle};
 pub use verdict::{Verdict, verdict};

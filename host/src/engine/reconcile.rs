@@ -2,7 +2,7 @@
 
 use sqlx::Row;
 
-use super::{ClaimId, GroupHandle, HostId, Source, Token};
+use super::{ClaimId, GroupHandle, GroupId, HostId, Source, Token};
 use crate::database::Database;
 
 /// A run of messages that the database says a host holds.
@@ -23,6 +23,12 @@ pub async fn held(database: &Database, host: HostId, group: &GroupHandle) -> Res
         Ok(Held { token, first: row.try_get("from_id")?, last: row.try_get("to_id")? })
     };
     database.fetch_all(query).await?.iter().map(read).collect()
+}
+
+/// The groups in which the host holds anything.
+pub async fn groups_held(database: &Database, host: HostId) -> Result<Vec<GroupId>, sqlx::Error> {
+    let rows = database.fetch_all(database.query(include_str!("groups_held.sql")).bind(host.0)).await?;
+    rows.iter().map(|row| row.try_get(0).map(GroupId)).collect()
 }
 
 /// Gives back, with no attempt counted, what is held under claims that memory knows nothing of. Returns how many

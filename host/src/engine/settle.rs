@@ -17,11 +17,20 @@ use crate::{database::Database, handler::NewMessage};
 pub struct Settlement {
     pub token: Token,
     pub message_id: i64,
+    /// Counted before this delivery.
+    pub failures: u32,
     pub verdict: Verdict,
     /// Committed with the acknowledgement; empty unless the verdict is `Done`.
     pub produced: Vec<NewMessage>,
     /// The component that served it.
     pub digest: Option<String>,
+}
+
+impl Settlement {
+    /// A message whose first delivery ended without effects.
+    pub fn plain(token: Token, message_id: i64, verdict: Verdict) -> Self {
+        Self { token, message_id, failures: 0, verdict, produced: Vec::new(), digest: None }
+    }
 }
 
 /// What became of a batch of settlements.
@@ -49,7 +58,10 @@ pub async fn settle(database: &Database, host: HostId, group: &GroupHandle, batc
     if fence.fetch_optional(&mut *tx).await?.is_none() {
         return Ok(Settled::LeaseLost);
     }
-    if batch.iter().all(|one| one.verdict == Verdict::Done && one.produced.is_empty()) {
+    let is_plain = |one: &Settlement| {
+        one.token.source == Source::Log && one.verdict == Verdict::Done && one.produced.is_empty()
+    };
+    if batch.iter().all(is_plain) {
         // Losing a plain settle in a crash of the database only means a redelivery.
         sqlx::query("set local synchronous_commit = off").execute(&mut *tx).await?;
     }

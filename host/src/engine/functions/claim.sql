@@ -89,7 +89,7 @@ begin
     end if;
 
     select claimed into v_cursor from {schema}.cursor where group_id = p_group;
-    v_claim := nextval('{schema}.claim_id');
+    v_claim := nextval('{schema_text}.claim_id');
 
     if exists (select from {schema}.cursor_gap where group_id = p_group) then
         select coalesce(array_agg(virtualtransaction), '{}') into v_live
@@ -241,7 +241,6 @@ create or replace function {schema}.has_work_{stream_id}(p_claimed bigint) retur
 language plpgsql
 as $$
 begin
-    return (select last_value > p_claimed from {schema}.message_log_{stream_id}_id)
-        and exists (select from {schema}.message_log_{stream_id} where id > p_claimed);
+    return exists (select from {schema}.message_log_{stream_id} where id > p_claimed);
 end
 $$;

@@ -45,12 +45,12 @@ begin
         with stored as (
             insert into {schema}.message_log_{stream_id}
                 (id, payload, message_key, routing_key, headers, content_type, deliver_after)
-            select nextval('{schema}.message_log_{stream_id}_id'), m.*  -- drawn in array order
+            select nextval('{schema_text}.message_log_{stream_id}_id'), m.*  -- drawn in array order
             from unnest(p_payloads, p_keys, p_routing_keys, p_headers, p_content_types, p_deliver_afters) as m
             returning id
         )
         select (row_number() over (order by id))::integer, id, false, false from stored;
-        v_last := currval('{schema}.message_log_{stream_id}_id');
+        v_last := currval('{schema_text}.message_log_{stream_id}_id');
         v_first := v_last - v_count + 1;
     else
         return query select * from {schema}.produce_once_{stream_id}(p_payloads, p_keys, p_ranks, p_idempotency_keys,
@@ -104,7 +104,7 @@ begin
     ),
     -- The first of each key that is not remembered, and everything without a key. Only these draw ids.
     drawn as materialized (
-        select ordinal, uuid, print, nextval('{schema}.message_log_{stream_id}_id') as id
+        select ordinal, uuid, print, nextval('{schema_text}.message_log_{stream_id}_id') as id
         from (
             select ordinal, uuid, print from given
             where uuid is null or (turn = 1 and not exists (

@@ -64,11 +64,11 @@ begin
     end if;
     select partition_rows into v_rows from {schema}.stream where id = p_stream;
     select coalesce(max(upper_id), 1) into v_edge from {schema}.log_partition where stream_id = p_stream;
-    execute format('select last_value from {schema}.%I', v_parent || '_id') into v_last;
+    execute format('select last_value from {schema_format}.%I', v_parent || '_id') into v_last;
     while v_edge <= v_last + p_ahead * v_rows loop
         v_child := v_parent || '_p' || v_edge;
-        execute format('create table {schema}.%I (like {schema}.%I including defaults including constraints)', v_child, v_parent);
-        execute format('alter table {schema}.%I attach partition {schema}.%I for values from (%s) to (%s)',
+        execute format('create table {schema_format}.%I (like {schema_format}.%I including defaults including constraints)', v_child, v_parent);
+        execute format('alter table {schema_format}.%I attach partition {schema_format}.%I for values from (%s) to (%s)',
             v_parent, v_child, v_edge, v_edge + v_rows);
         insert into {schema}.log_partition (stream_id, lower_id, upper_id, table_name)
             values (p_stream, v_edge, v_edge + v_rows, v_child);
@@ -212,7 +212,7 @@ create or replace function {schema}.produce_batch(
 language plpgsql
 as $$
 begin
-    return query execute format('select * from {schema}.%I($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)',
+    return query execute format('select * from {schema_format}.%I($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)',
         'produce_' || {schema}.stream_id(p_stream))
     using p_payloads, p_keys, p_concurrencies, p_compactions, p_ranks, p_idempotency_keys, p_routing_keys, p_headers,
         p_content_types, p_deliver_afters;
@@ -283,36 +283,40 @@ create or replace function {schema}.grant_produce(p_role text, p_stream text) re
 language plpgsql
 as $$
 begin
-    execute format('grant usage on schema {schema} to %I', p_role);
-    execute format('grant execute on function {schema}.%I(bytea[], text[], text[], boolean[], bigint[], text[], text[], jsonb[], text[], timestamptz[]) to %I',
+    execute format('grant usage on schema {schema_format} to %I', p_role);
+    execute format('grant execute on function {schema_format}.%I(bytea[], text[], text[], boolean[], bigint[], text[], text[], jsonb[], text[], timestamptz[]) to %I',
         'produce_' || {schema}.stream_id(p_stream), p_role);
 end
 $$;
 
 -- Which of these groups have something to do: one query for all idle groups of a host.
--- Cheap first: a sequence beyond the cursor, then one index probe; rolled-back ids at the tail cost that probe only.
+-- Cheap first: an open gap, something due, or a sequence beyond the cursor, all in one statement. Only the last kind
+-- needs a look at the log, one index probe: ids at the tail may have been rolled back.
 create or replace function {schema}.groups_with_work(p_groups integer[]) returns setof integer
-language plpgsql
+language plpgsql set jit = off
 as $$
 declare
     v_group record;
     v_work boolean;
 begin
     for v_group in
-        select g.id, g.stream_id, c.claimed
-        from {schema}.consumer_group g join {schema}.cursor c on c.group_id = g.id
+        select g.id, g.stream_id, c.claimed, w.due
+        from {schema}.consumer_group g
+        join {schema}.cursor c on c.group_id = g.id
+        cross join lateral (
+            select exists (select from {schema}.cursor_gap where group_id = g.id)
+                or exists (select from {schema}.exception
+                    where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp()) as due
+        ) as w
         where g.id = any (p_groups) and g.paused_at is null
+            and (w.due or pg_sequence_last_value(format('{schema_format}.message_log_%s_id', g.stream_id)::regclass) > c.claimed)
     loop
-        if exists (select from {schema}.cursor_gap where group_id = v_group.id)
-            or exists (select from {schema}.exception
-                where group_id = v_group.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp())
-        then
+        v_work := v_group.due;
+        if not v_work then
+            execute format('select {schema_format}.%I($1)', 'has_work_' || v_group.stream_id) into v_work using v_group.claimed;
+        end if;
+        if v_work then
             return next v_group.id;
-        else
-            execute format('select {schema}.%I($1)', 'has_work_' || v_group.stream_id) into v_work using v_group.claimed;
-            if v_work then
-                return next v_group.id;
-            end if;
         end if;
     end loop;
 end

@@ -1,0 +1,144 @@
+//! A turn: settles the claims that are finished, and claims what there is room for.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{
+        identity::Identity,
+        pacing::{TURN_BYTES_MAX, TURN_MAX},
+    },
+    End, Group, Step,
+    slots::{Ended, Work},
+};
+use crate::{
+    engine::{ClaimId, Note, Source, Turn, Verdict, Wanted, claim},
+    handler::Outcome,
+};
+
+impl Group {
+    pub(super) async fn claim(&mut self, identity: &Identity, life: &CancellationToken) -> Step {
+        let wanted = self.wanted();
+        let claims = wanted.messages > 0 || wanted.retries > 0;
+        let finished = self.memory.finished();
+        self.seat.idle.store(!self.may_have_work && self.room() > 0, Relaxed);
+        // While deliveries run, finished claims wait for the next claim: the two then share one turn.
+        if !claims && (finished.is_empty() || (self.memory.open > 0 && self.may_have_work)) {
+            return Step::Rest;
+        }
+        self.setting.counters.turns.fetch_add(1, Relaxed);
+        match claim(&self.setting.database, identity.host, &self.setting.group, &finished, wanted).await {
+            Ok(turn) => self.take(turn, &finished, claims, life),
+            Err(error) => {
+                self.back_off("claim", &error);
+                Step::Rest
+            }
+        }
+    }
+
+    /// How much the next turn may bring. Nothing, when a turn is not worth its price yet.
+    fn wanted(&self) -> Wanted {
+        let room = self.room();
+        let nothing = Wanted::default();
+        if !self.may_have_work || self.setting.newest.borrow().is_none() || !self.pace.worth_a_turn(room) {
+            return nothing;
+        }
+        let slots = self.setting.group.policy.slots;
+        let fresh = self.memory.open - self.memory.open_retries;
+        // Retries are never prefetched. While fresh work waits they get half of the slots, and the reverse.
+        let retries_max = if fresh > 0 { slots.div_ceil(2) } else { slots };
+        let bytes = self.setting.budget.left().min(TURN_BYTES_MAX);
+        Wanted {
+            messages: if bytes > 0 || self.memory.open == 0 { room.min(TURN_MAX) } else { 0 },
+            bytes,
+            retries: retries_max.saturating_sub(self.memory.open_retries),
+        }
+    }
+
+    fn room(&self) -> u32 {
+        self.pace.held_max().saturating_sub(self.memory.open)
+    }
+
+    fn take(&mut self, turn: Turn, finished: &[ClaimId], claims: bool, life: &CancellationToken) -> Step {
+        self.failures = 0;
+        self.not_before = None;
+        if turn.note == Note::LeaseLost {
+            return Step::End(End::LeaseLost);
+        }
+        let fenced = self.memory.forget_finished(finished, &turn.settled);
+        self.setting.counters.fenced.fetch_add(fenced as u64, Relaxed);
+        match turn.note {
+            Note::Gone => return Step::End(End::Gone),
+            Note::EpochRaised => return self.start_over(),
+            // The holder of the group's lock may take what we wanted; look again with the next poll.
+            Note::Busy | Note::Paused => self.may_have_work = false,
+            Note::Claimed if claims => {
+                self.may_have_work = turn.advanced || !turn.claimed.is_empty();
+            }
+            Note::Claimed | Note::Settled | Note::LeaseLost => {}
+        }
+        if !turn.claimed.is_empty() {
+            self.setting.hub.active.notify_one();
+        }
+        self.setting.counters.delivered.fetch_add(turn.claimed.len() as u64, Relaxed);
+        for claimed in turn.claimed {
+            let cut = self.memory.hold(&claimed, life);
+            self.slots.put(Work { claimed, cut });
+        }
+        self.setting.budget.set(self.setting.group.id, self.memory.open_bytes);
+        self.seat.idle.store(!self.may_have_work && self.room() > 0, Relaxed);
+        Step::Again
+    }
+
+    /// The group was seeked: what we hold is void, and the next look at the group tells the new epoch.
+    fn start_over(&mut self) -> Step {
+        self.forget();
+        self.may_have_work = false;
+        Step::Rest
+    }
+
+    /// Counts and remembers a delivery that has ended.
+    pub(super) fn note(&mut self, ended: Ended) {
+        let counters = Arc::clone(&self.setting.counters);
+        counters.memory_growths.fetch_add(u64::from(ended.finished.memory_growths), Relaxed);
+        tracing::debug!(
+            stream = &*self.setting.group.stream,
+            group = &*self.setting.group.name,
+            message_id = ended.message_id,
+            attempt = ended.failures + 1,
+            digest = ended.finished.digest.as_deref(),
+            retry = ended.token.source == Source::Exception,
+            outcome = outcome_name(&ended.finished.outcome),
+            "delivered"
+        );
+        let handed_back = ended.finished.outcome == Outcome::HandBack;
+        match self.memory.ended(ended, &self.setting.group.policy.retry) {
+            None => counters.fenced.fetch_add(1, Relaxed),
+            Some(Verdict::Done) => counters.done.fetch_add(1, Relaxed),
+            Some(Verdict::Dead { failure, .. }) => {
+                counters.count_failure(failure.class);
+                counters.dead.fetch_add(1, Relaxed)
+            }
+            Some(Verdict::Again { .. }) if handed_back => counters.handed_back.fetch_add(1, Relaxed),
+            Some(Verdict::Again { failure, .. }) => {
+                if let Some(failure) = failure {
+                    counters.count_failure(failure.class);
+                }
+                counters.again.fetch_add(1, Relaxed)
+            }
+        };
+    }
+}
+
+fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Done => "done",
+        Outcome::Retry { .. } => "retry",
+        Outcome::RetryAfter { .. } => "retry_after",
+        Outcome::Reject { .. } => "reject",
+        Outcome::Later { .. } => "later",
+        Outcome::Failed(failure) => failure.class.as_str(),
+        Outcome::HandBack => "hand_back",
+    }
+}

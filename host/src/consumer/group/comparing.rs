@@ -1,0 +1,41 @@
+//! After a lost connection or an ambiguous commit: memory and database are compared, both ways.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{super::identity::Identity, Group, Step};
+use crate::engine::{give_back, held};
+
+impl Group {
+    pub(super) async fn compare(&mut self, identity: &Identity) -> Step {
+        self.must_compare = true; // until it is done
+        if !self.solo.is_empty() {
+            return Step::Rest; // a settle of its own is under way: neither side is still
+        }
+        let (database, group) = (&self.setting.database, &self.setting.group);
+        let held = match held(database, identity.host, group).await {
+            Ok(held) => held,
+            Err(error) => return self.failed_to_compare(&error),
+        };
+        let differences = self.memory.compare(&held);
+        self.setting.counters.fenced.fetch_add(differences.fenced as u64, Relaxed);
+        if !differences.unknown.is_empty() {
+            match give_back(&self.setting.database, identity.host, &self.setting.group, &differences.unknown).await {
+                Ok(count) => {
+                    self.setting.counters.given_back.fetch_add(count.unsigned_abs(), Relaxed);
+                    tracing::info!(group = &*self.setting.group.name, messages = count, "gave back claims whose answer was lost");
+                }
+                Err(error) => return self.failed_to_compare(&error),
+            }
+        }
+        self.must_compare = false;
+        self.failures = 0;
+        self.not_before = None;
+        self.may_have_work = true;
+        Step::Again
+    }
+
+    fn failed_to_compare(&mut self, error: &crate::database::DatabaseError) -> Step {
+        self.back_off("compare what is held with the database", error);
+        Step::Rest
+    }
+}

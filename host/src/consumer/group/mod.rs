@@ -1,0 +1,302 @@
+//! One group on this host: claim, run, settle, again and again. The state machine is here; what each step does is in the
+//! files beside it.
+//!
+//! ```text
+//! waiting for an identity -> living -> (lease lost) -> waiting for an identity
+//!                              |  `-> draining -> ended
+//!                              `-> (group gone) -> ended
+//! ```
+
+mod claiming;
+
+mod comparing;
+
+mod memory;
+
+mod settling;
+
+mod slots;
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+
+pub use slots::Newest;
+
+use self::{
+    memory::Memory,
+    settling::Solo,
+    slots::{Ended, Slots},
+};
+use super::{
+    budget::Budget,
+    counters::GroupCounters,
+    hub::{Hub, Seat},
+    identity::Identity,
+    pacing::Pace,
+};
+use crate::{
+    database::{Database, DatabaseError, Reaction, reaction},
+    engine::GroupHandle,
+};
+
+/// What a group needs to run.
+pub struct Setting {
+    pub database: Database,
+    pub group: GroupHandle,
+    pub identity: watch::Receiver<Option<Identity>>,
+    pub newest: Newest,
+    pub hub: Arc<Hub>,
+    pub budget: Arc<Budget>,
+    pub counters: Arc<GroupCounters>,
+    pub drain: CancellationToken,
+    pub drain_timeout: Duration,
+}
+
+/// Runs the group until it is drained, or gone.
+pub async fn run(setting: Setting) {
+    let seat = setting.hub.seat(setting.group.id, &setting.group.stream);
+    let (slots, ended) = Slots::start(setting.group.policy.slots, &setting.newest);
+    let pace = Pace::new(setting.group.policy.slots);
+    let mut group = Group {
+        seat,
+        slots,
+        ended,
+        pace,
+        memory: Memory::default(),
+        solo: Solo::default(),
+        may_have_work: true,
+        must_compare: false,
+        not_before: None,
+        failures: 0,
+        partly_since: None,
+        deploys: true,
+        setting,
+    };
+    while let Some(identity) = group.next_identity().await {
+        match group.live(&identity).await {
+            End::LeaseLost => group.forget(),
+            End::Drained | End::Gone => break,
+        }
+    }
+    group.setting.budget.forget(group.setting.group.id);
+    group.setting.hub.leave(group.setting.group.id);
+    group.slots.stop().await;
+}
+
+struct Group {
+    setting: Setting,
+    seat: Arc<Seat>,
+    slots: Slots,
+    ended: mpsc::UnboundedReceiver<Ended>,
+    pace: Pace,
+    memory: Memory,
+    /// Settles that were split off and run in transactions of their own.
+    solo: Solo,
+    /// The last turn brought something, or somebody woke us.
+    may_have_work: bool,
+    /// What the database holds for us is in doubt: compare before anything else.
+    must_compare: bool,
+    /// The database failed: wait until then.
+    not_before: Option<Instant>,
+    failures: u32,
+    /// Since when done messages wait for slower ones of their claim.
+    partly_since: Option<Instant>,
+    /// Somebody may still deploy a newer handler.
+    deploys: bool,
+}
+
+/// Why a life ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    LeaseLost,
+    Drained,
+    Gone,
+}
+
+/// How a step went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// There may be more to do at once.
+    Again,
+    /// Nothing to do until something happens.
+    Rest,
+    End(End),
+}
+
+/// Done messages of a claim wait this long for the others before they are settled by themselves: it bounds what a crash
+/// delivers again, and costs at most 20 small transactions a second.
+const PARTLY_DONE_MAX: Duration = Duration::from_millis(50);
+
+impl Group {
+    async fn next_identity(&mut self) -> Option<Identity> {
+        loop {
+            let identity = self.setting.identity.borrow_and_update().clone();
+            match identity {
+                _ if self.setting.drain.is_cancelled() => return None,
+                Some(identity) if !identity.cut.is_cancelled() => return Some(identity),
+                _ => {}
+            }
+            tokio::select! {
+                changed = self.setting.identity.changed() => changed.ok()?,
+                () = self.setting.drain.cancelled() => {}
+            }
+        }
+    }
+
+    /// Works under one identity.
+    async fn live(&mut self, identity: &Identity) -> End {
+        let life = identity.cut.child_token();
+        let mut drain_until = None;
+        loop {
+            if identity.cut.is_cancelled() {
+                return End::LeaseLost;
+            }
+            if self.setting.drain.is_cancelled() {
+                let until = *drain_until.get_or_insert_with(|| Instant::now() + self.setting.drain_timeout);
+                if let Some(end) = self.drain(identity, &life, until).await {
+                    return end;
+                }
+                continue;
+            }
+            match self.step(identity, &life).await {
+                Step::Again => {}
+                Step::Rest => self.rest(identity).await,
+                Step::End(end) => return end,
+            }
+        }
+    }
+
+    /// Everything that can be done now, once.
+    async fn step(&mut self, identity: &Identity, life: &CancellationToken) -> Step {
+        self.collect();
+        if self.not_before.is_some_and(|until| until > Instant::now()) {
+            return Step::Rest;
+        }
+        if self.must_compare || self.seat.compare.swap(false, Relaxed) {
+            return self.compare(identity).await;
+        }
+        if self.wants_to_settle() {
+            let step = self.settle(identity).await;
+            if step != Step::Rest {
+                return step;
+            }
+        }
+        self.claim(identity, life).await
+    }
+
+    /// Takes note of every delivery that has ended.
+    fn collect(&mut self) {
+        let mut count = 0;
+        while let Ok(ended) = self.ended.try_recv() {
+            self.note(ended);
+            count += 1;
+        }
+        if count > 0 {
+            self.pace.ended(count);
+            self.setting.budget.set(self.setting.group.id, self.memory.open_bytes);
+        }
+        if !self.memory.has_partly_done() {
+            self.partly_since = None;
+        } else if self.partly_since.is_none() {
+            self.partly_since = Some(Instant::now());
+        }
+    }
+
+    /// Waits until a delivery ends, somebody wakes us, or time is up.
+    async fn rest(&mut self, identity: &Identity) {
+        let now = Instant::now();
+        let partly = self.partly_since.map(|since| since + PARTLY_DONE_MAX);
+        let until = self.not_before.into_iter().chain(partly).min().filter(|until| *until > now);
+        let timer = sleep(until.map_or(Duration::from_secs(60), |until| until - now));
+        tokio::select! {
+            ended = self.ended.recv() => {
+                if let Some(ended) = ended {
+                    self.note(ended);
+                    self.pace.ended(1);
+                }
+            }
+            () = self.seat.woken() => self.may_have_work = true,
+            changed = self.setting.newest.changed(), if self.deploys => {
+                self.may_have_work = true;
+                self.deploys = changed.is_ok(); // else what is loaded stays
+            }
+            () = self.solo.changed() => {}
+            () = identity.cut.cancelled() => {}
+            () = self.setting.drain.cancelled() => {}
+            () = timer => {}
+        }
+    }
+
+    /// Stops claiming, waits for what runs, hands the rest back. `Some`: done.
+    async fn drain(&mut self, identity: &Identity, life: &CancellationToken, until: Instant) -> Option<End> {
+        self.seat.idle.store(false, Relaxed);
+        for work in self.slots.take_back() {
+            self.note(Ended::handed_back(work));
+        }
+        self.collect();
+        if Instant::now() >= until {
+            life.cancel(); // what still runs ends now, and is handed back
+        }
+        if self.not_before.is_none_or(|until| until <= Instant::now()) {
+            match self.finish(identity).await {
+                Step::End(end) => return Some(end),
+                Step::Again => return None,
+                Step::Rest => {}
+            }
+        }
+        if self.memory.is_empty() && self.solo.is_empty() {
+            return Some(End::Drained);
+        }
+        // The database may be away: nothing can be handed back then, and others take over when the lease ends.
+        if Instant::now() >= until + self.setting.drain_timeout.min(Duration::from_secs(5)) {
+            return Some(End::Drained);
+        }
+        tokio::select! {
+            ended = self.ended.recv() => if let Some(ended) = ended { self.note(ended) },
+            () = self.solo.changed() => {}
+            () = identity.cut.cancelled() => {}
+            () = sleep(until.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(20), Duration::from_millis(250))) => {}
+        }
+        None
+    }
+
+    /// The lease is lost: nothing that is held counts any more.
+    fn forget(&mut self) {
+        drop(self.slots.take_back());
+        let lost = self.memory.lose_all();
+        self.setting.counters.fenced.fetch_add(lost as u64, Relaxed);
+        self.memory.open = 0;
+        self.memory.open_retries = 0;
+        self.memory.open_bytes = 0;
+        self.setting.budget.set(self.setting.group.id, 0);
+        self.may_have_work = true;
+        self.must_compare = false;
+        self.not_before = None;
+        self.partly_since = None;
+    }
+
+    /// The database failed. Backs off, longer each time, and compares afterwards: a commit may have gone through.
+    fn back_off(&mut self, what: &str, error: &DatabaseError) {
+        self.must_compare = true;
+        self.failures += 1;
+        self.setting.counters.database_errors.fetch_add(1, Relaxed);
+        let wait = Duration::from_millis(20 << self.failures.min(6)).mul_f64(0.5 + fastrand::f64());
+        self.not_before = Some(Instant::now() + wait);
+        let group = &*self.setting.group.name;
+        match reaction(error) {
+            Reaction::Busy if self.failures > 1 => {
+                tracing::debug!(group, "failed to {what}, will try again: {error:#}");
+            }
+            Reaction::Busy => tracing::info!(group, "failed to {what}, will try again: {error:#}"),
+            _ => tracing::error!(group, "failed to {what}, will try again: {error:#}"),
+        }
+    }
+}

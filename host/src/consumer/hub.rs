@@ -1,0 +1,93 @@
+//! Who is idle, and who wakes whom. A wake is a hint to look again, never a fact: losing one costs a poll interval.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use tokio::sync::Notify;
+
+use crate::engine::GroupId;
+
+/// A group on this host, as the hub sees it.
+#[derive(Debug, Default)]
+pub struct Seat {
+    /// The group has room and found nothing to do: the idle poll asks for it.
+    pub idle: AtomicBool,
+    wake: Notify,
+    /// The database says that this host holds something of the group: compare it with memory.
+    pub compare: AtomicBool,
+}
+
+impl Seat {
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    pub async fn woken(&self) {
+        self.wake.notified().await;
+    }
+}
+
+/// All groups of this host.
+#[derive(Debug, Default)]
+pub struct Hub {
+    seats: Mutex<HashMap<GroupId, (Arc<str>, Arc<Seat>)>>,
+    /// Streams this host produced to, of which other hosts have not been told yet.
+    produced: Mutex<BTreeSet<String>>,
+    /// Something happened: the idle poll goes back to its shortest interval.
+    pub active: Notify,
+}
+
+impl Hub {
+    pub fn seat(&self, group: GroupId, stream: &Arc<str>) -> Arc<Seat> {
+        let seat = Arc::new(Seat::default());
+        self.seats.lock().expect("the hub does not panic").insert(group, (Arc::clone(stream), Arc::clone(&seat)));
+        seat
+    }
+
+    pub fn leave(&self, group: GroupId) {
+        self.seats.lock().expect("the hub does not panic").remove(&group);
+    }
+
+    pub fn idle_groups(&self) -> Vec<GroupId> {
+        let seats = self.seats.lock().expect("the hub does not panic");
+        seats.iter().filter(|(_, (_, seat))| seat.idle.load(Relaxed)).map(|(group, _)| *group).collect()
+    }
+
+    pub fn with_seat(&self, group: GroupId, act: impl FnOnce(&Seat)) {
+        if let Some((_, seat)) = self.seats.lock().expect("the hub does not panic").get(&group) {
+            act(seat);
+        }
+    }
+
+    /// Wakes the groups of a stream.
+    pub fn wake_stream(&self, stream: &str) {
+        for (of, seat) in self.seats.lock().expect("the hub does not panic").values() {
+            if **of == *stream {
+                seat.wake();
+            }
+        }
+        self.active.notify_one();
+    }
+
+    pub fn wake_all(&self) {
+        for (_, seat) in self.seats.lock().expect("the hub does not panic").values() {
+            seat.wake();
+        }
+    }
+
+    /// Something was produced here and is committed: wakes the stream's groups, and marks it for the other hosts.
+    pub fn produced(&self, stream: &str) {
+        self.wake_stream(stream);
+        self.produced.lock().expect("the hub does not panic").insert(stream.to_owned());
+    }
+
+    /// Streams to tell other hosts about, each once.
+    pub fn take_produced(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.produced.lock().expect("the hub does not panic"))
+    }
+}

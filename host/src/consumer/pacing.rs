@@ -1,0 +1,85 @@
+//! How many messages to hold. Enough that no slot waits for the database, few enough that other hosts get their share
+//! and a crash redelivers little.
+
+use std::time::{Duration, Instant};
+
+/// How much work to hold beyond the slots, in time. A turn takes a few milliseconds; a busy database ten times that.
+const AHEAD: Duration = Duration::from_millis(50);
+
+/// Most messages one group holds on one host: four turns of the size at which the cost of a turn no longer matters
+/// (measured: 250 a turn).
+const HELD_MAX: u32 = 1000;
+
+/// Most messages of one turn.
+pub const TURN_MAX: u32 = 500;
+
+/// Payload bytes of one turn at most.
+pub const TURN_BYTES_MAX: u64 = 1 << 20;
+
+/// Follows how fast the group's deliveries end.
+#[derive(Debug)]
+pub struct Pace {
+    slots: u32,
+    per_second: f64,
+    since: Instant,
+    ended: u32,
+}
+
+/// The rate is measured over this long.
+const WINDOW: Duration = Duration::from_millis(20);
+
+impl Pace {
+    pub fn new(slots: u32) -> Self {
+        Self { slots, per_second: 0.0, since: Instant::now(), ended: 0 }
+    }
+
+    /// Notes that `count` deliveries have ended.
+    pub fn ended(&mut self, count: u32) {
+        self.ended += count;
+        let elapsed = self.since.elapsed();
+        if elapsed >= WINDOW {
+            let rate = f64::from(self.ended) / elapsed.as_secs_f64();
+            // A faster rate counts at once, a slower one by halves.
+            self.per_second = rate.max((self.per_second + rate) / 2.0);
+            self.ended = 0;
+            self.since = Instant::now();
+        }
+    }
+
+    /// How many messages to hold at most, running ones included.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is finite and not negative; `as` saturates")]
+    pub fn held_max(&self) -> u32 {
+        let ahead = (self.per_second * AHEAD.as_secs_f64()) as u32;
+        (self.slots + ahead).min(HELD_MAX.max(self.slots))
+    }
+
+    /// Whether a turn is worth its price when `room` messages could be claimed.
+    pub fn worth_a_turn(&self, room: u32) -> bool {
+        room >= (self.held_max() / 4).clamp(1, TURN_MAX / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_group_holds_no_more_than_its_slots() {
+        assert_eq!(Pace::new(16).held_max(), 16);
+        assert!(Pace::new(1).worth_a_turn(1));
+    }
+
+    #[test]
+    fn a_fast_group_holds_a_bounded_backlog() {
+        let mut pace = Pace::new(16);
+        pace.per_second = 2000.0;
+        assert_eq!(pace.held_max(), 116);
+        pace.per_second = 1e9;
+        assert_eq!(pace.held_max(), HELD_MAX);
+    }
+
+    #[test]
+    fn more_slots_than_the_bound_are_all_filled() {
+        assert_eq!(Pace::new(1000).held_max(), 1000);
+    }
+}

@@ -1,0 +1,3 @@
+-- Groups in which a host holds something. Called once a lease; claim_host, exception_host.
+select group_id from {schema}.claim where host_id = $1
+union select group_id from {schema}.exception where host_id = $1 and state = 'running'

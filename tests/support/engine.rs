@@ -1,0 +1,114 @@
+//! A declared database with hosts on it, whose handlers are closures.
+
+use std::{collections::HashMap, path::Path, sync::Arc};
+
+use millstream::{
+    config::{self, Config},
+    consumer::{Consumer, Counters, Newest},
+    database::Database,
+    engine::{self, GroupHandle, NewEntry, Produced},
+    handler::{Finished, Handler, Message, NewMessage, Outcome},
+};
+use tokio::sync::watch;
+
+use super::{TestDatabase, database};
+
+/// A database with what a streams.toml declares.
+pub struct Project {
+    pub database: TestDatabase,
+    pub config: Config,
+}
+
+impl Project {
+    /// Declares `streams_toml`; its `[host]` also sets the hosts of the test.
+    pub async fn declare(streams_toml: &str) -> Self {
+        let database = database().await;
+        let config = config::parse(streams_toml, Path::new("streams.toml"), &|_| None).expect("a valid streams.toml");
+        engine::apply(&database, &config).await.expect("declare");
+        Self { database, config }
+    }
+
+    pub async fn group(&self, name: &str) -> GroupHandle {
+        let groups = engine::load_groups(&self.database).await.expect("load the groups");
+        groups.into_iter().find(|group| &*group.name == name).expect("a declared group")
+    }
+
+    /// A host with a pool of its own, running one group with a closure.
+    pub async fn host<F>(&self, group: &str, handler: F) -> Host
+    where
+        F: Fn(Message) -> Finished + Send + Sync + 'static,
+    {
+        self.host_with(&[(group, Arc::new(handler) as Arc<dyn Handler>)]).await
+    }
+
+    pub async fn host_with(&self, handlers: &[(&str, Arc<dyn Handler>)]) -> Host {
+        let database = self.database.another_host().await;
+        let counters = Arc::new(Counters::default());
+        let mut consumer = Consumer::start(&database, &self.config.host, "test", Arc::clone(&counters)).expect("start a host");
+        consumer.alive().await;
+        let mut senders = HashMap::new();
+        for (name, handler) in handlers {
+            let (sender, newest): (_, Newest) = watch::channel(Some(Arc::clone(handler)));
+            consumer.run_group(self.group(name).await, newest).await;
+            senders.insert((*name).to_owned(), sender);
+        }
+        Host { consumer, counters, database, _senders: senders }
+    }
+
+    /// Produces one batch in one transaction.
+    pub async fn produce(&self, stream: &str, messages: &[NewMessage]) -> Vec<Produced> {
+        let entries: Vec<_> = messages.iter().map(|message| NewEntry { message, deliver_after: None }).collect();
+        let mut tx = self.database.pool.begin().await.expect("begin");
+        let produced = engine::produce(&self.database, &mut tx, stream, &entries).await.expect("produce");
+        tx.commit().await.expect("commit");
+        produced
+    }
+
+    /// One number from the database; `sql` may name `{schema}`.
+    pub async fn number(&self, sql: &str) -> i64 {
+        number(&self.database, sql).await
+    }
+
+    /// Rows left in the tables that must be empty once everything is done.
+    pub async fn left_over(&self) -> i64 {
+        self.number("select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception) + (select count(*) from {schema}.cursor_gap)").await
+    }
+}
+
+pub async fn number(database: &Database, sql: &str) -> i64 {
+    sqlx::query_scalar(database.schema.sql(sql)).fetch_one(&database.pool).await.expect("read a number")
+}
+
+/// One host of a test.
+pub struct Host {
+    pub consumer: Consumer,
+    pub counters: Arc<Counters>,
+    pub database: Database,
+    _senders: HashMap<String, watch::Sender<Option<Arc<dyn Handler>>>>,
+}
+
+impl Host {
+    /// Stops as TERM would.
+    pub async fn drain(self) {
+        self.consumer.drain().await;
+        self.database.close().await;
+    }
+
+    /// A counter of one group.
+    pub fn count(&self, group: &str, counter: &str) -> u64 {
+        self.counters.snapshot()["groups"][group][counter].as_u64().expect("a counter")
+    }
+}
+
+/// Messages whose payload is their number.
+pub fn numbered(count: usize) -> Vec<NewMessage> {
+    (0..count).map(|number| text(&number.to_string())).collect()
+}
+
+pub fn text(payload: &str) -> NewMessage {
+    NewMessage { payload: Some(payload.as_bytes().to_vec()), ..NewMessage::default() }
+}
+
+pub fn done() -> Finished {
+    Finished::plain(Outcome::Done)
+}
