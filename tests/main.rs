@@ -2,6 +2,8 @@
 
 mod support;
 
+mod cli;
+
 mod tidy;
 
 mod config;

@@ -9,3 +9,5 @@ pub mod database;
 pub mod engine;
 
 pub mod sandbox;
+
+pub mod cli;
