@@ -44,6 +44,8 @@ build() {
     set -- build --release --quiet --target "$target" "$@"
     if has_target "$target"; then
         (cd "$folder" && cargo "$@")
+    elif ! has_debian_toolchain; then
+        fail "there is no toolchain for $target; run \`make setup\` (it adds rustup's targets, or Debian's packages)"
     else
         (
             cd "$folder"
@@ -81,9 +83,6 @@ command -v cargo >/dev/null || fail "cargo is not on PATH; install Rust from htt
 plain=wasm32-unknown-unknown
 wasi=wasm32-wasip2
 has_target "$wasi" || wasi=wasm32-wasip1
-if ! has_target "$plain" || ! has_target "$wasi"; then
-    has_debian_toolchain || fail "there is no toolchain for wasm; run \`make setup\` (it adds rustup's targets, or Debian's packages)"
-fi
 
 if [ "${1-}" = --dir ]; then
     [ $# -eq 3 ] || fail "usage: build-handlers.sh --dir PATH OUT.wasm"

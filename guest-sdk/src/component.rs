@@ -4,10 +4,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use bindings::{
-    millstream::handler::outbox,
-    wasi::logging::logging,
-};
+use bindings::{millstream::handler::outbox, wasi::logging::logging};
 
 use crate::{Concurrency, Context, Handler, Level, Message, NewMessage, Outcome, ProduceError};
 

@@ -18,8 +18,7 @@ pub(crate) fn parse<T: DeserializeOwned>(payload: Option<&[u8]>) -> Result<T, St
 }
 
 /// The reason for handlers that do not expect deletions.
-const TOMBSTONE: &str =
-    "the message is a tombstone (its key was deleted), and the handler takes none: let it take an `Option` of its payload type";
+const TOMBSTONE: &str = "the message is a tombstone (its key was deleted), and the handler takes none: let it take an `Option` of its payload type";
 
 /// What is wrong with the payload and where, without any of its content.
 fn reason(error: &serde_json::Error, payload_bytes: usize) -> String {
@@ -48,7 +47,12 @@ fn expected(text: &str) -> Option<&str> {
     if is_about_own_field(text, "missing field `") || is_about_own_field(text, "duplicate field `") {
         return Some(text);
     }
-    let quotes_payload = ["invalid type: ", "invalid value: ", "invalid length ", "unknown field `", "unknown variant `"];
+    let untagged = text.strip_prefix("data did not match any variant of untagged enum ");
+    if untagged.is_some_and(|name| name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')) {
+        return Some(text);
+    }
+    let quotes_payload =
+        ["invalid type: ", "invalid value: ", "invalid length ", "unknown field `", "unknown variant `"];
     if !quotes_payload.iter().any(|start| text.starts_with(start)) {
         return None;
     }
@@ -85,6 +89,14 @@ mod tests {
         Usd,
     }
 
+    #[derive(Debug, Deserialize)]
+    #[serde(untagged)]
+    #[expect(dead_code, reason = "only whether it parses is tested")]
+    enum Either {
+        Number(u8),
+        Flag(bool),
+    }
+
     /// A type whose own error quotes what it read.
     #[derive(Debug)]
     struct Talkative;
@@ -118,6 +130,7 @@ mod tests {
         check::<Order>(r#"{"order_id": "secret""#, "is not JSON: EOF while parsing an object, at line 1 column 21");
         check::<Order>("secret", "is not JSON: expected value, at line 1 column 1");
         check::<Order>("{} secret", "takes: missing field `order_id`,");
+        check::<Either>(r#""secret""#, "takes: data did not match any variant of untagged enum Either,");
         check::<BTreeMap<String, u8>>(r#"{"secret": 256}"#, "takes: expected u8,");
     }
 

@@ -24,6 +24,19 @@ use syn::{ItemFn, spanned::Spanned};
 ///     }
 /// }
 /// ```
+///
+/// The compiler refuses what is no handler:
+///
+/// ```compile_fail,E0277
+/// #[millstream_guest::handler]
+/// fn handle(payload: u32) -> bool {
+///     payload > 0
+/// }
+/// ```
+/// ```compile_fail
+/// #[millstream_guest::handler]
+/// async fn handle(payload: u32) {}
+/// ```
 #[proc_macro_attribute]
 pub fn handler(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let function = match syn::parse::<ItemFn>(item) {
