@@ -1,7 +1,7 @@
 //! Goal: the program's verbs that need no database answer people and machines, and exit as documented.
 //! Method: the real program in a project folder of its own; streams and exit codes are looked at.
 
-use std::fs;
+use std::{fs, path::Path, process::Command};
 
 use crate::support::Program;
 
@@ -142,4 +142,37 @@ fn help_shows_no_password_of_the_environment() {
     let (_, with_flag, stderr) =
         run("[host]\nslots = 1\n", &["check", "--database-url", "postgres://u:hunter2@h/d", "-vv"]);
     assert!(!with_flag.contains("hunter2") && !stderr.contains("hunter2"), "{stderr}");
+}
+
+/// Method: the written project's own tests are run by cargo, with the versions that the examples are locked to.
+#[test]
+fn new_writes_a_handler_whose_tests_pass() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let sdk = repository.join("guest-sdk");
+    let program = Program::new("");
+    let (status, stdout, stderr) = program.run(&["new", "order-log", "--sdk", sdk.to_str().expect("UTF-8")]);
+    assert!(status.success() && stdout.contains("cd order-log"), "{stderr}");
+    let project = program.folder().join("order-log");
+    fs::copy(repository.join("examples/Cargo.lock"), project.join("Cargo.lock")).expect("copy the lock file");
+    let tests = Command::new("cargo")
+        .args(["test", "--quiet", "--target-dir"])
+        .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("new"))
+        .current_dir(&project)
+        .output()
+        .expect("run cargo");
+    assert!(tests.status.success(), "{}", String::from_utf8_lossy(&tests.stderr));
+    assert!(String::from_utf8_lossy(&tests.stdout).contains("3 passed"), "{}", String::from_utf8_lossy(&tests.stdout));
+}
+
+#[test]
+fn new_leaves_alone_what_is_there() {
+    let program = Program::new("");
+    fs::create_dir(program.folder().join("there")).expect("make a folder");
+    let (status, _, stderr) = program.run(&["new", "there"]);
+    assert!(status.code() == Some(1) && stderr.contains("is there already"), "{stderr}");
+    for arguments in [&["new", "../up"][..], &["new", "x", "--sdk", "."], &["new", "x", "--lang", "cobol"]] {
+        let (status, _, stderr) = program.run(arguments);
+        assert_eq!(status.code(), Some(2), "{stderr}");
+    }
+    assert!(!program.folder().join("x").exists(), "wrong usage writes nothing");
 }

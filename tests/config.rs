@@ -1,8 +1,6 @@
 //! Goal: streams.toml is read whole, and whatever is wrong in it is told with its place and a way out.
 //! Method: real files under `configs/`, read by the library as the program reads them.
 
-#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
-
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

@@ -10,23 +10,23 @@ use crate::config::{Config, ConfigErrors, load};
 #[derive(Args, Clone)]
 pub struct Global {
     /// The streams.toml to use
-    #[arg(long, global = true, value_name = "FILE", default_value = "streams.toml")]
+    #[arg(long, global = true, help_heading = "Everywhere", value_name = "FILE", default_value = "streams.toml")]
     pub config: PathBuf,
     /// Postgres to use [env: DATABASE_URL or PG*] [default: database.url of streams.toml, or its own]
     // Read from the environment where the database is chosen, since an empty variable counts as unset there.
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = "Everywhere", value_name = "URL")]
     pub database_url: Option<String>,
     /// Tables for people, or JSON for machines
-    #[arg(long, global = true, value_enum, default_value_t = Format::Table)]
+    #[arg(long, global = true, help_heading = "Everywhere", value_enum, default_value_t = Format::Table)]
     pub output: Format,
     /// How log lines on standard error look
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, global = true, help_heading = "Everywhere", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// Log more; twice for everything
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = "Everywhere", action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Log errors only, and show no progress
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, help_heading = "Everywhere", conflicts_with = "verbose")]
     pub quiet: bool,
 }
 

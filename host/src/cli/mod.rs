@@ -6,6 +6,8 @@ mod global;
 
 mod check;
 
+mod new;
+
 mod version;
 
 mod completions;
@@ -49,6 +51,8 @@ pub struct Arguments {
 pub enum Verb {
     /// Tell every mistake in streams.toml; needs no database
     Check(check::Check),
+    /// Start a handler: writes a project that builds
+    New(new::New),
     /// Print the versions of this program and of what it is built on
     Version,
     /// Print the completions of a shell
@@ -96,6 +100,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { global, verb } = arguments;
     match verb {
         Verb::Check(check) => check.run(&global),
+        Verb::New(new) => new.run(&global),
         Verb::Version => version::run(&global),
         Verb::Completions(completions) => completions.run(&mut Arguments::command()),
     }
