@@ -1,6 +1,10 @@
 //! The behaviour tests: one program, so that wasmtime is linked once; one file for each behaviour.
 
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 mod support;
+
+mod cli;
 
 mod tidy;
 

@@ -11,3 +11,5 @@ pub mod engine;
 pub mod sandbox;
 
 pub mod consumer;
+
+pub mod cli;

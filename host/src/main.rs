@@ -1,3 +1,5 @@
-//! The `millstream` program.
+//! The `millstream` program: everything is in the library, so that tests and tools can use it.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    millstream::cli::main()
+}

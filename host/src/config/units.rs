@@ -83,7 +83,7 @@ pub fn duration_text(duration: Duration) -> String {
 
 /// Writes a size the way it is read, in the largest binary unit that divides it: "64MiB", "1500B".
 pub fn size_text(bytes: u64) -> String {
-    let unit = SIZE_UNITS[..3].iter().find(|(_, scale)| bytes > 0 && bytes % scale == 0);
+    let unit = SIZE_UNITS[..3].iter().find(|(_, scale)| bytes > 0 && bytes.is_multiple_of(*scale));
     unit.map_or_else(|| format!("{bytes}B"), |(name, scale)| format!("{}{name}", bytes / scale))
 }
 

@@ -1,0 +1,35 @@
+//! Log lines on standard error, so that standard output holds answers only.
+
+use std::io::IsTerminal;
+
+use anyhow::anyhow;
+use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+use super::{Global, LogFormat};
+
+/// Starts logging for the whole process. `-v` and `-q` beat RUST_LOG.
+pub(super) fn start(global: &Global) -> anyhow::Result<()> {
+    let stderr = fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let registry = tracing_subscriber::registry().with(filter(global));
+    let started = match global.log_format {
+        LogFormat::Json => registry.with(stderr.json().flatten_event(true)).try_init(),
+        LogFormat::Text => {
+            let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            registry.with(stderr.with_ansi(colours)).try_init()
+        }
+    };
+    started.map_err(|error| anyhow!("start logging: {error}"))
+}
+
+/// Our own lines from INFO on, those of libraries only when something is odd.
+fn filter(global: &Global) -> EnvFilter {
+    let directives = match (global.quiet, global.verbose) {
+        (true, _) => "error",
+        (false, 1) => "warn,millstream=debug",
+        (false, 2..) => "debug,millstream=trace",
+        (false, 0) => {
+            return EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millstream=info"));
+        }
+    };
+    EnvFilter::new(directives)
+}

@@ -1,0 +1,125 @@
+//! The command line: one file per verb. Reads flags, prints answers; what it prints comes from the other parts.
+//!
+//! A new verb is a file with its flags (a clap `Args`) and `run`, and a line in [`Verb`] and [`run`].
+
+mod global;
+
+mod check;
+
+mod new;
+
+mod version;
+
+mod completions;
+
+mod ndjson;
+
+pub mod output;
+
+pub mod human;
+
+mod progress;
+
+mod confirm;
+
+mod logging;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+pub use self::{
+    confirm::Confirmation,
+    global::{Global, LogFormat},
+    ndjson::{LINE_BYTES_MAX, Line, LineError, parse_line},
+    output::{Format, Output},
+    progress::progress,
+};
+use crate::config::ConfigErrors;
+
+/// Runs message consumers as WebAssembly components over ordinary Postgres.
+#[derive(Debug, Parser)]
+#[command(name = "millstream", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Tell every mistake in streams.toml; needs no database
+    Check(check::Check),
+    /// Start a handler: writes a project that builds
+    New(new::New),
+    /// Print the versions of this program and of what it is built on
+    Version,
+    /// Print the completions of a shell
+    Completions(completions::Completions),
+}
+
+/// Somebody asked for something that cannot be asked for like that: exit 2, as clap does.
+#[derive(Debug)]
+pub struct UsageError(pub String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// The work is done and told, and its answer is a failure: exit 1 without another word.
+#[derive(Debug)]
+pub struct Told;
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the answer is printed above")
+    }
+}
+
+impl std::error::Error for Told {}
+
+/// Runs the program with the arguments of the process. Exits 0 when all is well, 1 on failure, 2 on wrong usage.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = logging::start(&arguments.global).and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(run(arguments))
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
+    }
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let Arguments { global, verb } = arguments;
+    match verb {
+        Verb::Check(check) => check.run(&global),
+        Verb::New(new) => new.run(&global),
+        Verb::Version => version::run(&global),
+        Verb::Completions(completions) => completions.run(&mut Arguments::command()),
+    }
+}
+
+fn report(error: &anyhow::Error) -> ExitCode {
+    const FAILURE: u8 = 1;
+    const USAGE: u8 = 2;
+    if output::is_closed_pipe(error) {
+        // `millstream groups | head -1` has got what it wanted.
+        return ExitCode::SUCCESS;
+    }
+    if error.is::<Told>() {
+        return ExitCode::from(FAILURE);
+    }
+    if let Some(errors) = error.downcast_ref::<ConfigErrors>() {
+        output::complain(&errors.to_string());
+    } else {
+        output::complain(&format!("error: {error:#}"));
+    }
+    ExitCode::from(if error.is::<UsageError>() { USAGE } else { FAILURE })
+}
