@@ -1,4 +1,4 @@
-//! The Postgres that the host owns: made once, restarted, recovered after every kind of kill, never shared, never left behind.
+//! The Postgres that the host owns: made once, restarted, recovered after every kind of kill, never left behind.
 
 use std::{
     fs,

@@ -78,7 +78,13 @@ pub enum Source {
 /// Runs one turn: settles `finished`, the claims that ended `done` to the last message without effects, and claims.
 ///
 /// Dropping the future leaves it open whether the turn took place; reconcile then.
-pub async fn claim(database: &Database, host: HostId, group: &GroupHandle, finished: &[ClaimId], wanted: Wanted) -> Result<Turn, sqlx::Error> {
+pub async fn claim(
+    database: &Database,
+    host: HostId,
+    group: &GroupHandle,
+    finished: &[ClaimId],
+    wanted: Wanted,
+) -> Result<Turn, sqlx::Error> {
     let filter = &group.filter;
     let query = database
         .stream_query(include_str!("claim.sql"), group.stream_id.0)
@@ -98,7 +104,8 @@ pub async fn claim(database: &Database, host: HostId, group: &GroupHandle, finis
 }
 
 fn read_turn(rows: &[PgRow], group: &GroupHandle) -> Result<Turn> {
-    let mut turn = Turn { note: Note::Gone, settled: Vec::new(), advanced: false, claimed: Vec::with_capacity(rows.len()) };
+    let mut turn =
+        Turn { note: Note::Gone, settled: Vec::new(), advanced: false, claimed: Vec::with_capacity(rows.len()) };
     for row in rows {
         match row.try_get::<i16, _>(0)? {
             0 => {
@@ -164,8 +171,9 @@ fn read_message(row: &PgRow, group: &GroupHandle, source: Source) -> Result<Clai
 
 /// Which of these groups have something to do.
 pub async fn groups_with_work(database: &Database, groups: &[GroupId]) -> Result<Vec<GroupId>, sqlx::Error> {
-    let query =
-        database.query(include_str!("groups_with_work.sql")).bind(groups.iter().map(|group| group.0).collect::<Vec<_>>());
+    let query = database
+        .query(include_str!("groups_with_work.sql"))
+        .bind(groups.iter().map(|group| group.0).collect::<Vec<_>>());
     let rows = database.fetch_all(query).await?;
     rows.iter().map(|row| row.try_get(0).map(GroupId)).collect()
 }

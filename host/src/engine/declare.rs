@@ -72,7 +72,8 @@ struct Known {
 
 impl Known {
     async fn load(database: &Database, tx: &mut PgConnection) -> Result<Self> {
-        let rows = database.query(include_str!("declare_known.sql")).fetch_all(tx).await.context("read what is declared")?;
+        let rows =
+            database.query(include_str!("declare_known.sql")).fetch_all(tx).await.context("read what is declared")?;
         let mut known = Self { streams: HashMap::new(), groups: HashMap::new() };
         for row in rows {
             let (name, policy) = (row.try_get("name")?, row.try_get("policy")?);
@@ -160,12 +161,19 @@ async fn declare_group(
     Ok(())
 }
 
-async fn place_cursor(database: &Database, tx: &mut PgConnection, (group, stream): (i32, i32), start: &Start) -> Result<()> {
+async fn place_cursor(
+    database: &Database,
+    tx: &mut PgConnection,
+    (group, stream): (i32, i32),
+    start: &Start,
+) -> Result<()> {
     let query = match start {
         Start::Earliest => database.query(include_str!("start_earliest.sql")).bind(group),
         Start::Latest => database.stream_query(include_str!("start_latest.sql"), stream).bind(group),
         Start::Id(id) => database.query(include_str!("start_id.sql")).bind(group).bind(*id),
-        Start::Time(time) => database.stream_query(include_str!("start_time.sql"), stream).bind(group).bind(time.clone()),
+        Start::Time(time) => {
+            database.stream_query(include_str!("start_time.sql"), stream).bind(group).bind(time.clone())
+        }
     };
     query.execute(tx).await.context("place its cursor").map(drop)
 }

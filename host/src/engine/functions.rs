@@ -45,7 +45,10 @@ async fn install_set(database: &Database, tx: &mut PgConnection, name: &str, tex
             return Ok(());
         }
     }
-    sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&mut *tx).await.with_context(|| format!("install the functions of {name}"))?;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(text))
+        .execute(&mut *tx)
+        .await
+        .with_context(|| format!("install the functions of {name}"))?;
     database
         .query(include_str!("function_set_put.sql"))
         .bind(name)

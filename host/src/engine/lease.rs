@@ -19,9 +19,13 @@ pub async fn register(database: &Database, name: &str, lease: Duration) -> Resul
 }
 
 /// Renews the lease and publishes the counters. `false`: it had run out, and the identity is lost for good.
-pub async fn renew(database: &Database, host: HostId, lease: Duration, stats: &serde_json::Value) -> Result<bool, sqlx::Error> {
-    let query =
-        database.query(include_str!("lease_renew.sql")).bind(host.0).bind(milliseconds(lease)).bind(stats);
+pub async fn renew(
+    database: &Database,
+    host: HostId,
+    lease: Duration,
+    stats: &serde_json::Value,
+) -> Result<bool, sqlx::Error> {
+    let query = database.query(include_str!("lease_renew.sql")).bind(host.0).bind(milliseconds(lease)).bind(stats);
     Ok(!database.fetch_all(query).await?.is_empty())
 }
 

@@ -56,9 +56,15 @@ impl std::error::Error for ProduceError {
 }
 
 /// Produces a batch to one stream in the caller's transaction; the answers are in the batch's order.
-pub async fn produce(database: &Database, tx: &mut PgConnection, stream: &str, batch: &[NewEntry<'_>]) -> Result<Vec<Produced>, ProduceError> {
+pub async fn produce(
+    database: &Database,
+    tx: &mut PgConnection,
+    stream: &str,
+    batch: &[NewEntry<'_>],
+) -> Result<Vec<Produced>, ProduceError> {
     let headers = |message: &NewMessage| {
-        (!message.headers.is_empty()).then(|| Json(message.headers.iter().cloned().collect::<BTreeMap<String, String>>()))
+        (!message.headers.is_empty())
+            .then(|| Json(message.headers.iter().cloned().collect::<BTreeMap<String, String>>()))
     };
     let query = database
         .query(include_str!("produce.sql"))
@@ -85,7 +91,10 @@ pub async fn produce(database: &Database, tx: &mut PgConnection, stream: &str, b
 }
 
 /// One attribute of every message, or null where no message gives it: the functions then skip it whole.
-fn column<'a, T>(batch: &'a [NewEntry<'a>], attribute: impl Fn(&'a NewEntry<'a>) -> Option<T>) -> Option<Vec<Option<T>>> {
+fn column<'a, T>(
+    batch: &'a [NewEntry<'a>],
+    attribute: impl Fn(&'a NewEntry<'a>) -> Option<T>,
+) -> Option<Vec<Option<T>>> {
     let column: Vec<Option<T>> = batch.iter().map(attribute).collect();
     column.iter().any(Option::is_some).then_some(column)
 }

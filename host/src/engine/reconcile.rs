@@ -27,7 +27,12 @@ pub async fn held(database: &Database, host: HostId, group: &GroupHandle) -> Res
 
 /// Gives back, with no attempt counted, what is held under claims that memory knows nothing of. Returns how many
 /// messages that were; none, too, when the lease has run out and recovery will find them.
-pub async fn give_back(database: &Database, host: HostId, group: &GroupHandle, claims: &[ClaimId]) -> Result<i64, sqlx::Error> {
+pub async fn give_back(
+    database: &Database,
+    host: HostId,
+    group: &GroupHandle,
+    claims: &[ClaimId],
+) -> Result<i64, sqlx::Error> {
     let mut tx = database.pool.begin().await?;
     if database.query(include_str!("fence.sql")).bind(host.0).fetch_optional(&mut *tx).await?.is_none() {
         return Ok(0);

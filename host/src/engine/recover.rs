@@ -45,7 +45,8 @@ pub async fn recover(database: &Database, dead: HostId, orphaned: Orphaned) -> R
         return Ok(0);
     }
     let query = database.stream_query(include_str!("recover_group.sql"), orphaned.stream.0);
-    let query = query.bind(orphaned.group.0).bind(dead.0).bind(i32::try_from(orphaned.max_attempts).unwrap_or(i32::MAX));
+    let query =
+        query.bind(orphaned.group.0).bind(dead.0).bind(i32::try_from(orphaned.max_attempts).unwrap_or(i32::MAX));
     let rows = query.bind(ERROR).fetch_all(&mut *tx).await?;
     let mut buried = Vec::new();
     for row in &rows {

@@ -43,7 +43,12 @@ const SHARED_LOCK_TIMEOUT: &str = "set local lock_timeout = '20ms'";
 ///
 /// An error leaves it open whether the transaction committed, if `is_ambiguous_commit` says so; then look at what is
 /// still held. Dropping the future does too.
-pub async fn settle(database: &Database, host: HostId, group: &GroupHandle, batch: &[Settlement]) -> Result<Settled, sqlx::Error> {
+pub async fn settle(
+    database: &Database,
+    host: HostId,
+    group: &GroupHandle,
+    batch: &[Settlement],
+) -> Result<Settled, sqlx::Error> {
     let mut tx = database.pool.begin().await?;
     let fence = database.query(include_str!("fence.sql")).bind(host.0);
     if fence.fetch_optional(&mut *tx).await?.is_none() {
@@ -112,10 +117,18 @@ impl Work<'_> {
 
     /// Claims and messages of one source, as the two arrays of a statement.
     fn pairs(&self, source: Source) -> (Vec<i64>, Vec<i64>) {
-        self.batch.iter().filter(|one| one.token.source == source).map(|one| (one.token.claim.0, one.message_id)).unzip()
+        self.batch
+            .iter()
+            .filter(|one| one.token.source == source)
+            .map(|one| (one.token.claim.0, one.message_id))
+            .unzip()
     }
 
-    async fn schedule_again(&mut self, lost: &HashSet<usize>, redriven: &HashMap<i64, (Option<i64>, bool)>) -> Result<(), sqlx::Error> {
+    async fn schedule_again(
+        &mut self,
+        lost: &HashSet<usize>,
+        redriven: &HashMap<i64, (Option<i64>, bool)>,
+    ) -> Result<(), sqlx::Error> {
         let mut rows = AgainRows::default();
         for one in kept(self.batch, lost) {
             if let Verdict::Again { delay, failures, failure } = &one.verdict {
@@ -133,13 +146,19 @@ impl Work<'_> {
         if rows.messages.is_empty() {
             return Ok(());
         }
-        let query = self.database.stream_query(include_str!("settle_again.sql"), self.group.stream_id.0).bind(self.group.id.0);
-        let query = query.bind(&rows.messages).bind(&rows.delays).bind(&rows.failures).bind(&rows.classes).bind(&rows.errors);
+        let query =
+            self.database.stream_query(include_str!("settle_again.sql"), self.group.stream_id.0).bind(self.group.id.0);
+        let query =
+            query.bind(&rows.messages).bind(&rows.delays).bind(&rows.failures).bind(&rows.classes).bind(&rows.errors);
         let query = query.bind(&rows.digests).bind(&rows.dead_letters).bind(&rows.replays);
         query.execute(&mut *self.tx).await.map(drop)
     }
 
-    async fn bury(&mut self, lost: &HashSet<usize>, redriven: &HashMap<i64, (Option<i64>, bool)>) -> Result<(), sqlx::Error> {
+    async fn bury(
+        &mut self,
+        lost: &HashSet<usize>,
+        redriven: &HashMap<i64, (Option<i64>, bool)>,
+    ) -> Result<(), sqlx::Error> {
         let mut dead = Vec::new();
         for one in kept(self.batch, lost) {
             if let Verdict::Dead { attempts, failure } = &one.verdict {
@@ -222,7 +241,13 @@ pub(super) struct Burial<'a> {
 }
 
 /// Writes dead letters. The messages have been taken out of their claim or exception in the same transaction.
-pub(super) async fn bury(database: &Database, tx: &mut PgConnection, group: i32, stream: i32, dead: &[Burial<'_>]) -> Result<(), sqlx::Error> {
+pub(super) async fn bury(
+    database: &Database,
+    tx: &mut PgConnection,
+    group: i32,
+    stream: i32,
+    dead: &[Burial<'_>],
+) -> Result<(), sqlx::Error> {
     if dead.is_empty() {
         return Ok(());
     }

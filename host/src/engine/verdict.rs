@@ -27,7 +27,9 @@ pub fn verdict(outcome: Outcome, failures: u32, retry: &Retry, spread: f64) -> V
         Outcome::Done => return Verdict::Done,
         Outcome::Later { delay } => return Verdict::Again { delay: bounded(delay), failures, failure: None },
         Outcome::HandBack => return Verdict::Again { delay: Duration::ZERO, failures, failure: None },
-        Outcome::Reject { reason } => return Verdict::Dead { attempts, failure: failure(FailureClass::Rejected, reason) },
+        Outcome::Reject { reason } => {
+            return Verdict::Dead { attempts, failure: failure(FailureClass::Rejected, reason) };
+        }
         Outcome::Retry { reason } => (failure(FailureClass::Failed, reason), None),
         Outcome::RetryAfter { delay, reason } => (failure(FailureClass::Failed, reason), Some(bounded(delay))),
         Outcome::Failed(failure) => (failure, None),
@@ -74,8 +76,13 @@ fn backoff(failures: u32, retry: &Retry, spread: f64) -> Duration {
 mod tests {
     use super::*;
 
-    const RETRY: Retry =
-        Retry { max_attempts: 3, base: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(600), jitter: 0.2 };
+    const RETRY: Retry = Retry {
+        max_attempts: 3,
+        base: Duration::from_secs(1),
+        factor: 2.0,
+        max: Duration::from_secs(600),
+        jitter: 0.2,
+    };
 
     fn failed() -> Outcome {
         Outcome::Retry { reason: "no".into() }
@@ -105,7 +112,8 @@ mod tests {
 
     #[test]
     fn a_rejected_message_is_dead_at_once() {
-        let Verdict::Dead { attempts, failure } = verdict(Outcome::Reject { reason: "bad".into() }, 0, &RETRY, 0.0) else {
+        let Verdict::Dead { attempts, failure } = verdict(Outcome::Reject { reason: "bad".into() }, 0, &RETRY, 0.0)
+        else {
             panic!("not dead")
         };
         assert_eq!((attempts, failure.class, failure.error.as_str()), (1, FailureClass::Rejected, "bad"));
@@ -113,7 +121,8 @@ mod tests {
 
     #[test]
     fn backoff_doubles_is_spread_and_never_overflows() {
-        let check = |failures, spread, seconds| assert_eq!(backoff(failures, &RETRY, spread), Duration::from_secs_f64(seconds));
+        let check =
+            |failures, spread, seconds| assert_eq!(backoff(failures, &RETRY, spread), Duration::from_secs_f64(seconds));
         check(1, 0.5, 1.0);
         check(2, 0.5, 2.0);
         check(3, 0.0, 3.2);

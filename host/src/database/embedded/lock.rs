@@ -1,5 +1,5 @@
-//! One host a project folder: two servers on one data folder would destroy it. The lock also tells other processes of the
-//! project where the server listens.
+//! One host a project folder: two servers on one data folder would destroy it. The lock also tells other processes of
+//! the project where the server listens.
 
 use std::{
     fs::{File, OpenOptions},
