@@ -1,5 +1,5 @@
 #!/bin/sh
-# Finds the Postgres server programs that millstream runs by itself, or installs them. Changes nothing when they are there.
+# Finds the Postgres server programs that millstream runs by itself, or installs them. Changes nothing if they are there.
 # The same places as host/src/database/embedded/binaries.rs.
 set -eu
 

@@ -1,4 +1,4 @@
-//! The Postgres that the host owns: made once, restarted, recovered after every kind of kill, never shared, never left behind.
+//! The Postgres that the host owns: made once, restarted, recovered after every kind of kill, never left behind.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 
 use millstream::database::{
     Database,
-    embedded::{Options, Server},
+    embedded::{Options, Server, find_running},
 };
 use rustix::process::{Pid, Signal, getpgid, kill_process};
 use sqlx::Row;
@@ -156,6 +156,22 @@ async fn a_second_host_of_the_same_folder_is_refused() {
     assert!(error.contains(&format!("process {}", std::process::id())) && error.contains("--database-url"), "{error}");
     assert_eq!(add_row(&server).await, 1, "the first one is undisturbed");
     server.stop().await.expect("stop");
+}
+
+/// A verb beside a running host finds the same database; without a host it finds none.
+#[tokio::test]
+async fn another_process_of_the_project_finds_the_running_server() {
+    let folder = scratch_folder();
+    assert!(find_running(folder.path()).await.expect("look").is_none());
+    let server = start(folder.path()).await;
+    assert_eq!(add_row(&server).await, 1);
+    let connect = find_running(folder.path()).await.expect("look").expect("it runs");
+    let database = Database::connect(&connect, 2, "millstream").await.expect("connect");
+    let count: i64 = sqlx::query_scalar("select count(*) from kept").fetch_one(&database.pool).await.expect("count");
+    assert_eq!(count, 1);
+    database.close().await;
+    server.stop().await.expect("stop");
+    assert!(find_running(folder.path()).await.expect("look").is_none());
 }
 
 /// Data of another major version is never touched.

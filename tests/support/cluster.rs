@@ -1,5 +1,5 @@
-//! The one Postgres of a test run, started at its first use by the code that users run. It stops when this process ends,
-//! since its watcher then reads the end of its pipe; its files are removed by the next run.
+//! The one Postgres of a test run, started at its first use by the code that users run. It stops when this process
+//! ends, since its watcher then reads the end of its pipe; its files are removed by the next run.
 
 use std::{
     fs::{self, DirBuilder, File},

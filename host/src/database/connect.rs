@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgPool, Postgres,
+    AssertSqlSafe, ConnectOptions, Connection, PgPool, Postgres, Row,
     postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
     query::Query,
 };
@@ -130,20 +130,26 @@ fn tuned(connect: &Connect) -> Connect {
 
 async fn check(options: &PgConnectOptions) -> Result<()> {
     let mut connection = options.connect().await.map_err(explain)?;
-    let statement = sqlx::query_as(include_str!("sql/check_server.sql")).persistent(false);
-    let (version, encoding, standby): (i32, String, bool) = statement.fetch_one(&mut connection).await?;
-    let oldest = embedded::MAJOR_MIN;
+    // One simple-protocol message: behind a pooler the parts of a prepared one could reach two servers.
+    let row = sqlx::raw_sql(include_str!("sql/check_server.sql")).fetch_one(&mut connection).await?;
+    let (version, encoding, standby) = (row.try_get(0)?, row.try_get::<String, _>(1)?, row.try_get(2)?);
+    judge(version, &encoding, standby)?;
+    connection.close().await.context("close the connection")
+}
+
+/// `version` as Postgres counts it: 150008 is 15.8.
+fn judge(version: i32, encoding: &str, standby: bool) -> Result<()> {
+    let (major, oldest) = (version / 10_000, embedded::MAJOR_MIN);
     ensure!(
-        version >= oldest as i32 * 10_000,
-        "it is Postgres {}, and millstream needs {oldest} or newer; upgrade the server",
-        version / 10_000
+        major >= oldest.cast_signed(),
+        "it is Postgres {major}, and millstream needs {oldest} or newer; upgrade the server"
     );
     ensure!(
         encoding == "UTF8",
-        "its encoding is {encoding}, and millstream needs UTF8; create the database with `encoding 'UTF8' template template0`"
+        "its encoding is {encoding}, and millstream needs UTF8; create the database with `encoding 'UTF8' template \
+         template0`"
     );
     ensure!(!standby, "it is a standby, which cannot be written; name the primary");
-    connection.close().await?;
     Ok(())
 }
 
@@ -165,4 +171,23 @@ fn check_schema_name(name: &str) -> Result<()> {
     ensure!(!name.contains('$'), "the schema's name must not contain `$`");
     ensure!(!name.starts_with("pg_"), "the schema's name must not start with `pg_`, which Postgres keeps for itself");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_cannot_be_used_is_refused_with_what_to_do() {
+        let refused = |version, encoding, standby| judge(version, encoding, standby).map_err(|error| error.to_string());
+        assert_eq!(refused(140_000, "UTF8", false), Ok(()));
+        for (result, part) in [
+            (refused(130_014, "UTF8", false), "it is Postgres 13, and millstream needs 14"),
+            (refused(170_002, "LATIN1", false), "encoding 'UTF8'"),
+            (refused(170_002, "UTF8", true), "name the primary"),
+        ] {
+            let error = result.expect_err(part);
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }

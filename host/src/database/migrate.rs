@@ -1,15 +1,15 @@
 //! Brings a database to the schema this program needs, one file of `host/migrations` after the other.
 //!
-//! sqlx has a migrator of its own, but it can neither put the configured schema into the files nor keep its table there.
+//! sqlx has a migrator of its own, but it can neither put the schema into the files nor keep its table there.
 //!
-//! Ten processes may start at once on an empty database: each step takes the same advisory lock, looks at what is applied
-//! only then, and commits its file together with the row that says so.
+//! Ten processes may start at once on an empty database: each step takes the same advisory lock, looks at what is
+//! applied only then, and commits its file together with the row that says so.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
-use sqlx::{PgConnection, PgPool, postgres::PgDatabaseError};
+use sqlx::{PgConnection, PgPool, Row, postgres::PgDatabaseError};
 
 use super::Database;
 
@@ -27,8 +27,8 @@ pub struct Migration {
 pub const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, name: "tables", sql: include_str!("../../migrations/0001_tables.sql") }];
 
-/// How often a migration that found a table locked is tried. With [`LOCK_TIMEOUT`] this waits a quarter of a minute in all, and
-/// in between the statements that queued behind it get their turn.
+/// How often a migration that found a table locked is tried. With [`LOCK_TIMEOUT`] this waits a quarter of a minute in
+/// all, and in between the statements that queued behind it get their turn.
 const TRIES: u32 = 5;
 
 /// As `set local lock_timeout` of `begin_step.sql` has it.
@@ -174,10 +174,12 @@ struct Applied {
 
 async fn applied(executor: impl sqlx::PgExecutor<'_>, database: &Database) -> Result<Vec<Applied>> {
     let statement = database.schema.sql(include_str!("sql/applied_migrations.sql"));
-    let rows: Result<Vec<(i32, String, String)>, _> =
-        sqlx::query_as(statement).persistent(false).fetch_all(executor).await;
-    let rows = rows.context("read which migrations are applied")?;
-    Ok(rows.into_iter().map(|(version, name, checksum)| Applied { version, name, checksum }).collect())
+    // One simple-protocol message, so that it works outside a transaction behind a pooler as well.
+    let rows = sqlx::raw_sql(statement).fetch_all(executor).await.context("read which migrations are applied")?;
+    let read = |row: &sqlx::postgres::PgRow| {
+        Ok(Applied { version: row.try_get(0)?, name: row.try_get(1)?, checksum: row.try_get(2)? })
+    };
+    rows.iter().map(read).collect()
 }
 
 /// What is applied must be what we know: nothing newer, nothing changed since.

@@ -1,4 +1,4 @@
-//! Renders the `.sql` files: puts the schema and a stream's id where they say so. Nothing else in the program builds SQL.
+//! Renders the `.sql` files: puts the schema and a stream's id where they say so. Nothing else builds SQL.
 
 use sqlx::AssertSqlSafe;
 

@@ -97,7 +97,7 @@ impl Connect {
                 _ => bail!("the database URL has an unknown parameter; known are {}", KNOWN.join(", ")),
             }
         }
-        // libpq allows `user@/database?host=/socket`; the driver's parser wants a host there, which the parameter replaces.
+        // libpq allows `user@/database?host=/socket`; the driver wants a host there, which the parameter replaces.
         let address = address.replacen("@/", "@localhost/", 1);
         let options = format!("{address}?{}", kept.join("&")).parse().map_err(|error: sqlx::Error| {
             // The driver takes a comma between hosts, or a bare `/` or `#` in a password, for a broken port or host.

@@ -5,6 +5,7 @@
 
 mod binaries;
 mod cluster;
+mod lock;
 mod owner;
 mod places;
 mod process;
@@ -13,14 +14,12 @@ mod stale;
 pub use binaries::MAJOR_MIN;
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{Read, Seek, Write},
+    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use rustix::fs::{FlockOperation, flock};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sqlx::{
     ConnectOptions, Connection, PgConnection,
     postgres::{PgConnectOptions, PgSslMode},
@@ -28,7 +27,7 @@ use sqlx::{
 
 use super::Connect;
 
-use self::{binaries::Binaries, cluster::ROLE, owner::Owner, places::Places, process::Process};
+use self::{binaries::Binaries, cluster::ROLE, lock::Lock, owner::Owner, places::Places, process::Process};
 
 /// How long a server may take to answer at all. A laptop under load needs a few seconds.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -57,8 +56,8 @@ pub struct Server {
     process: Process,
     places: Places,
     major: u32,
-    /// Held as long as we own the folder. The kernel frees it when we end, however we end.
-    _lock: File,
+    /// Held as long as we own the folder.
+    _lock: Lock,
 }
 
 impl Server {
@@ -74,7 +73,7 @@ impl Server {
         loop {
             let process = Process::launch(&prepared.binaries, &prepared.places, &prepared.owner, &settings)?;
             match wait_until_ready(&process, &prepared.places).await {
-                Ok(()) => return Ok(Self::new(process, prepared)),
+                Ok(()) => return Self::ready(process, prepared),
                 Err(error) => {
                     process.stop().await?;
                     let tail = log_tail(&prepared.places.log);
@@ -91,8 +90,9 @@ impl Server {
         }
     }
 
-    fn new(process: Process, prepared: Prepared) -> Self {
-        Self { process, places: prepared.places, major: prepared.binaries.major, _lock: prepared.lock }
+    fn ready(process: Process, mut prepared: Prepared) -> Result<Self> {
+        prepared.lock.publish(&prepared.places.socket)?;
+        Ok(Self { process, places: prepared.places, major: prepared.binaries.major, _lock: prepared.lock })
     }
 
     /// The server's major version.
@@ -102,7 +102,7 @@ impl Server {
 
     /// How to connect to the `millstream` database.
     pub fn connect(&self) -> Connect {
-        Connect::direct(connect_options(&self.places, ROLE))
+        Connect::direct(connect_options(&self.places.socket, ROLE))
     }
 
     /// The same as a URL that psql and every driver understand.
@@ -139,8 +139,22 @@ impl Server {
     }
 }
 
+/// Finds the server that another process of this project runs, so that a verb beside `millstream up` reaches the same
+/// database. `None` when no process does. Waits for one that is still starting.
+pub async fn find_running(folder: &Path) -> Result<Option<Connect>> {
+    let started = Instant::now();
+    loop {
+        let Some(holder) = lock::holder(folder)? else { return Ok(None) };
+        if let Some(socket) = holder.socket {
+            return Ok(Some(Connect::direct(connect_options(&socket, ROLE))));
+        }
+        ensure!(started.elapsed() < START_MAX, "the Postgres of process {} does not get ready", holder.pid);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 struct Prepared {
-    lock: File,
+    lock: Lock,
     places: Places,
     owner: Owner,
     binaries: Binaries,
@@ -149,31 +163,11 @@ struct Prepared {
 fn prepare(options: &Options) -> Result<Prepared> {
     fs::create_dir_all(&options.folder).with_context(|| format!("create {}", options.folder.display()))?;
     let folder = fs::canonicalize(&options.folder).with_context(|| format!("find {}", options.folder.display()))?;
-    let lock = lock(&folder)?;
+    let lock = Lock::take(&folder)?;
     let (places, owner) = places::choose(&folder)?;
     let binaries = cluster::prepare(&places, &owner, options.throw_away)?;
     stale::clear(&places.data)?;
     Ok(Prepared { lock, places, owner, binaries })
-}
-
-/// One host a folder: two servers on one data folder would destroy it.
-fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join("postgres.lock");
-    let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
-    let mut file = file.with_context(|| format!("open {}", path.display()))?;
-    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        let mut pid = String::new();
-        let _ = file.read_to_string(&mut pid); // only for the text below
-        bail!(
-            "another millstream (process {}) runs the Postgres in {}; stop it first, or start one Postgres yourself and \
-             give both hosts its --database-url",
-            pid.trim(),
-            folder.display()
-        );
-    }
-    let write = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
-    write.with_context(|| format!("write {}", path.display()))?;
-    Ok(file)
 }
 
 async fn wait_until_ready(process: &Process, places: &Places) -> Result<()> {
@@ -198,7 +192,7 @@ async fn wait_until_ready(process: &Process, places: &Places) -> Result<()> {
 
 /// Makes the `millstream` database, once. A server that answers this is ready.
 async fn make_database(places: &Places) -> Result<(), sqlx::Error> {
-    let mut connection: PgConnection = connect_options(places, "postgres").connect().await?;
+    let mut connection: PgConnection = connect_options(&places.socket, "postgres").connect().await?;
     let exists = sqlx::query("select from pg_catalog.pg_database where datname = 'millstream'");
     if exists.fetch_optional(&mut connection).await?.is_none() {
         sqlx::raw_sql("create database millstream").execute(&mut connection).await?;
@@ -206,9 +200,9 @@ async fn make_database(places: &Places) -> Result<(), sqlx::Error> {
     connection.close().await
 }
 
-fn connect_options(places: &Places, database: &str) -> PgConnectOptions {
+fn connect_options(socket: &Path, database: &str) -> PgConnectOptions {
     PgConnectOptions::new_without_pgpass()
-        .socket(&places.socket)
+        .socket(socket)
         .port(5432)
         .username(ROLE)
         .database(database)

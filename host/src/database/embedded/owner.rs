@@ -89,7 +89,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Whether this user can enter and write `folder`. Asked by trying, since modes, groups, ACLs and mounts all have a say.
+    /// Whether this user can enter and write `folder`. Asked by trying: modes, groups, ACLs and mounts all have a say.
     pub fn reaches(&self, folder: &Path) -> bool {
         let mut test = self.command("/bin/sh");
         test.args(["-c", r#"test -w "$1" && test -x "$1""#, "sh"]).arg(folder);

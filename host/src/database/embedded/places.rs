@@ -1,4 +1,4 @@
-//! Where the owned Postgres keeps its files. The choice depends only on what is on disk, so the next run finds the same.
+//! Where the owned Postgres keeps its files. The choice depends only on what is on disk: the next run finds the same.
 
 use std::{
     env, fs,
@@ -40,7 +40,7 @@ pub fn choose(folder: &Path) -> Result<(Places, Owner)> {
         let owner = Owner::choose(&data)?;
         ensure!(
             owner.reaches(&data),
-            "the user that runs Postgres ({owner:?}) cannot reach {} any more; restore the modes of the folders above it",
+            "the user of Postgres ({owner:?}) cannot reach {} any more; restore the modes of the folders above it",
             data.display()
         );
         return Ok((places(folder, home, &owner)?, owner));

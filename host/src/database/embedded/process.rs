@@ -30,7 +30,7 @@ impl Process {
     /// Starts the server under its watcher. Answers before the server is ready.
     pub fn launch(binaries: &Binaries, places: &Places, owner: &Owner, settings: &[String]) -> Result<Self> {
         let mut command = owner.command("/bin/sh");
-        command.args(["-c", include_str!("watcher.sh"), "millstream-postgres"]);
+        command.args(["-c", &watcher(), "millstream-postgres"]);
         command.arg(binaries.program("postgres")).arg("-D").arg(&places.data);
         command.args(settings.iter().flat_map(|setting| ["-c", setting]));
         let log = create_log(&places.log)?;
@@ -82,6 +82,12 @@ impl std::fmt::Debug for Process {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Process").field("has_ended", &self.has_ended()).finish_non_exhaustive()
     }
+}
+
+/// The watcher without its comments, which would fill the output of `ps`.
+fn watcher() -> String {
+    let lines = include_str!("watcher.sh").lines().map(str::trim);
+    lines.filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
 }
 
 fn wait(mut child: Child, ended: &watch::Sender<Option<ExitStatus>>) {

@@ -62,7 +62,7 @@ fn stop_leftover(pid: Pid, data: &Path) -> Result<()> {
     while runs_on(pid, data) {
         ensure!(
             Instant::now() < deadline,
-            "the Postgres of an earlier run (process {pid}) still uses {} and does not stop; end it with `kill -INT {pid}`",
+            "the Postgres of an earlier run (process {pid}) still uses {} and does not stop; try `kill -INT {pid}`",
             data.display(),
             pid = pid.as_raw_nonzero()
         );
