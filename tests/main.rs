@@ -2,6 +2,7 @@
 
 mod support;
 
+mod deploy;
 mod sandbox;
 mod sandbox_load;
 mod sandbox_output;

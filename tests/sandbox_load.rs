@@ -144,7 +144,11 @@ async fn a_damaged_cache_is_compiled_again() {
     let sound = fs::read(&path).unwrap();
     let written = fs::metadata(&path).unwrap().modified().unwrap();
     load().await;
-    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written, "a sound artefact is used, not written again");
+    assert_eq!(
+        fs::metadata(&path).unwrap().modified().unwrap(),
+        written,
+        "a sound artefact is used, not written again"
+    );
 
     let mut flipped = sound.clone();
     let middle = flipped.len() / 2;

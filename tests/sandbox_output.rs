@@ -19,10 +19,7 @@ async fn a_flood_is_cut_and_the_message_is_fine() {
     assert_eq!(lines.len(), 11);
     assert!(lines[..10].iter().all(|line| line.level == Level::INFO && line.message.len() == 1023));
     let dropped = 100 * 1024 * 1024 - 10 * 1024;
-    assert_eq!(
-        lines[10].message,
-        format!("[{dropped} bytes of output dropped: limits.log_bytes is 10240 a delivery]")
-    );
+    assert_eq!(lines[10].message, format!("[{dropped} bytes of output dropped: limits.log_bytes is 10240 a delivery]"));
 }
 
 #[tokio::test]

@@ -7,3 +7,5 @@ pub mod config;
 pub mod database;
 
 pub mod sandbox;
+
+pub mod deploy;

@@ -68,6 +68,9 @@ impl GroupHandler {
     }
 
     async fn deliver(&self, message: Message, cut: &CancellationToken) -> Finished {
+        if cut.is_cancelled() {
+            return self.finished(Outcome::HandBack);
+        }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let (place, idle) = match idle {
             Some(instance) => (None, Some(instance)),

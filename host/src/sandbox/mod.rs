@@ -104,6 +104,11 @@ impl Sandbox {
         &self.description
     }
 
+    /// Largest handler file that is loaded, in bytes.
+    pub fn file_bytes_max(&self) -> u64 {
+        self.compiler.file_bytes_max
+    }
+
     /// Compiles and links a handler file, off the runtime. `name` is only for messages.
     pub async fn load(&self, name: &str, bytes: Vec<u8>) -> Result<Arc<Compiled>, LoadError> {
         self.compiler.compile(name, bytes).await.map(Arc::new)
