@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    handlers::{component, deliver, group_settings, sandbox},
+    handlers::{component, deliver, group_settings, rounds, sandbox},
     logs::{Line, Logs},
 };
 
@@ -350,7 +350,7 @@ async fn nothing_is_lost_while_it_is_replaced() {
         }
     }));
     let first = Arc::downgrade(folder.newest().borrow().as_ref().unwrap());
-    for number in 2..=6 {
+    for number in 2..=rounds(6, 1_000) {
         rename_over(&folder.file(), &version(number));
         folder.wait_for_version(number).await;
     }
@@ -358,7 +358,7 @@ async fn nothing_is_lost_while_it_is_replaced() {
     assert!(!delivering.is_finished(), "{:?}", delivering.await);
     stop.cancel();
     delivering.await.unwrap();
-    assert_eq!(folder.stop().await.len(), 6);
+    assert_eq!(folder.stop().await.len(), rounds(6, 1_000));
 }
 
 /// Many replacements in a short time end with the last one.

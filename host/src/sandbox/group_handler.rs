@@ -90,6 +90,7 @@ impl GroupHandler {
         delivery.output().begin(message.id, message.attempt);
         delivery.begin(message.timeout, cut);
 
+        let _running = self.sandbox.ticker.run();
         let guest = self.run(idle, place, &delivery, message);
         let ended = take_turns(guest, &delivery, &self.sandbox.permits, cut).await;
         let mut finished = self.finished(Outcome::HandBack);
