@@ -4,11 +4,11 @@
 
 mod support;
 
-mod cli;
-
 mod tidy;
 
 mod config;
+
+mod cli;
 
 mod database;
 
@@ -16,10 +16,12 @@ mod embedded_postgres;
 
 mod program;
 
+mod consume;
+
 mod sandbox;
 
 mod sandbox_load;
 
 mod sandbox_output;
 
-mod consume;
+mod deploy;

@@ -10,6 +10,8 @@ pub mod engine;
 
 pub mod sandbox;
 
+pub mod deploy;
+
 pub mod consumer;
 
 pub mod cli;

@@ -1,4 +1,4 @@
-;; A handler made by hand, for guests that no compiler makes. {BODY} is replaced by the body of `handle`.
+;; A handler made by hand, for guests that no compiler makes. The body of `handle` is put where BODY stands in braces.
 (component
   (import "millstream:handler/types@0.1.0" (instance $types
     (type $m (record

@@ -40,6 +40,11 @@ pub fn handlers_folder() -> &'static Path {
     })
 }
 
+/// How often to repeat something: `many` under `make soak`, which sets MILLSTREAM_SOAK.
+pub fn rounds<T>(few: T, many: T) -> T {
+    if std::env::var_os("MILLSTREAM_SOAK").is_some() { many } else { few }
+}
+
 /// One sandbox for all tests: a pool takes terabytes of address space, of which a process has 128.
 pub async fn sandbox() -> Arc<Sandbox> {
     static SANDBOX: OnceCell<Arc<Sandbox>> = OnceCell::const_new();

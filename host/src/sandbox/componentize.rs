@@ -98,7 +98,9 @@ fn check_world(component: &[u8]) -> Result<(), LoadError> {
     if !exports.iter().any(|export| export == "handle") {
         return Err(wrong_export(&exports));
     }
-    let unknown: Vec<&String> = imports.iter().filter(|import| !is_offered(import)).collect();
+    // Names without a slash are the types of the world itself; the linker checks them.
+    let interfaces = imports.iter().filter(|import| import.contains('/'));
+    let unknown: Vec<&String> = interfaces.filter(|import| !is_offered(import)).collect();
     if unknown.is_empty() { Ok(()) } else { Err(unknown_imports(&unknown)) }
 }
 

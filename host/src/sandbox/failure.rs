@@ -55,7 +55,9 @@ pub fn clean(text: &str) -> String {
 
 fn classify(error: &Error, delivery: &Delivery) -> (FailureClass, String) {
     if let Some(I32Exit(code)) = error.downcast_ref::<I32Exit>() {
-        return (FailureClass::Failed, format!("the handler exited with code {code} instead of answering"));
+        // wasi 0.2 passes on only whether the code was 0.
+        let how = if *code == 0 { "" } else { " with a failure" };
+        return (FailureClass::Failed, format!("the handler exited{how} instead of answering"));
     }
     let Some(trap) = error.downcast_ref::<Trap>() else {
         let cause = error.root_cause().to_string();
@@ -89,14 +91,39 @@ fn classify(error: &Error, delivery: &Delivery) -> (FailureClass, String) {
 /// The cause first, since a long backtrace may be cut off. Function names are demangled by wasmtime.
 fn with_backtrace(cause: &str, error: &Error) -> String {
     match error.downcast_ref::<WasmBacktrace>() {
-        Some(backtrace) if !backtrace.frames().is_empty() => format!("{cause}\n{}", backtrace.to_string().trim_end()),
+        Some(backtrace) if !backtrace.frames().is_empty() => {
+            let frames = backtrace.to_string().replace("<unknown>!", "");
+            format!("{cause}\n{}", without_crate_hashes(frames.trim_end()))
+        }
         _ => cause.to_owned(),
     }
+}
+
+/// `std[3aa8d6803719fbb8]::process::abort` is `std::process::abort` to people.
+fn without_crate_hashes(text: &str) -> String {
+    let mut parts = text.split('[');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(']') {
+            Some((hash, rest)) if hash.len() >= 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => plain += rest,
+            _ => {
+                plain.push('[');
+                plain += part;
+            }
+        }
+    }
+    plain
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crate_hashes_are_left_out_of_function_names() {
+        let text = "12: flaky[55463163c104bf97]::act::<[u8; 4]>\n13: <a[0123456789abcdef]::B>";
+        assert_eq!(without_crate_hashes(text), "12: flaky::act::<[u8; 4]>\n13: <a::B>");
+    }
 
     #[test]
     fn a_stored_error_has_no_nul_and_is_bounded_in_bytes() {

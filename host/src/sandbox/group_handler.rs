@@ -68,6 +68,9 @@ impl GroupHandler {
     }
 
     async fn deliver(&self, message: Message, cut: &CancellationToken) -> Finished {
+        if cut.is_cancelled() {
+            return self.finished(Outcome::HandBack);
+        }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let (place, idle) = match idle {
             Some(instance) => (None, Some(instance)),
@@ -87,6 +90,7 @@ impl GroupHandler {
         delivery.output().begin(message.id, message.attempt);
         delivery.begin(message.timeout, cut);
 
+        let _running = self.sandbox.ticker.run();
         let guest = self.run(idle, place, &delivery, message);
         let ended = take_turns(guest, &delivery, &self.sandbox.permits, cut).await;
         let mut finished = self.finished(Outcome::HandBack);

@@ -30,7 +30,7 @@ use anyhow::{Context, anyhow};
 use tokio::sync::Semaphore;
 use wasmtime::Engine;
 
-use self::{cache::Cache, compile::Compiler, instances::Places};
+use self::{cache::Cache, compile::Compiler, instances::Places, ticker::Ticker};
 pub use self::{
     compile::{Compiled, digest},
     file::is_whole,
@@ -61,6 +61,7 @@ impl Default for Settings {
 /// The engine and what all handlers share. One for each process.
 pub struct Sandbox {
     engine: Engine,
+    ticker: Arc<Ticker>,
     compiler: Compiler,
     places: Places,
     /// One for each core: guests over budget take turns with them.
@@ -79,8 +80,8 @@ impl Sandbox {
     pub async fn start(settings: Settings) -> anyhow::Result<Arc<Self>> {
         let built = engine::build(settings.pool_max)?;
         let engine = built.engine;
-        ticker::start(engine.weak())?;
-        self_test::run(&engine).await?;
+        let ticker = Ticker::start(engine.weak())?;
+        self_test::run(&engine, &ticker).await?;
         let linker = imports::linker(&engine).map_err(|error| anyhow!("{error:#}")).context("link the imports")?;
         let compiler = Compiler {
             engine: engine.clone(),
@@ -92,6 +93,7 @@ impl Sandbox {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
             engine,
+            ticker,
             compiler,
             places: Places::new(built.instances_max),
             permits: Arc::new(Semaphore::new(cores)),
@@ -102,6 +104,11 @@ impl Sandbox {
     /// One line for people: which settings are active.
     pub fn describe(&self) -> &str {
         &self.description
+    }
+
+    /// Largest handler file that is loaded, in bytes.
+    pub fn file_bytes_max(&self) -> u64 {
+        self.compiler.file_bytes_max
     }
 
     /// Compiles and links a handler file, off the runtime. `name` is only for messages.

@@ -11,6 +11,7 @@ use wasmtime::{Engine, Instance, Module, Store};
 use super::{
     delivery::Delivery,
     output::{Output, Writer},
+    ticker::Ticker,
     turns::{Ended, take_turns},
 };
 
@@ -24,7 +25,8 @@ const TIMEOUT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Fails when the built-in loop outlives its timeout. Takes some milliseconds.
-pub async fn run(engine: &Engine) -> anyhow::Result<()> {
+pub async fn run(engine: &Engine, ticker: &Ticker) -> anyhow::Result<()> {
+    let _running = ticker.run();
     let writer = Writer { group: "self-test".into(), digest: "".into(), message_id: 0, attempt: 0 };
     let delivery = Arc::new(Delivery::new(Output::new(writer, Arc::default(), 0)));
     delivery.begin(TIMEOUT, &CancellationToken::new());

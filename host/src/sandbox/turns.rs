@@ -121,3 +121,23 @@ fn acquire(slot: &mut Option<Permit>, permits: &Arc<Semaphore>, context: &mut Co
     }
     Poll::Ready(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::output::{Output, Writer};
+
+    #[tokio::test]
+    async fn a_panic_of_the_host_ends_one_delivery() {
+        let writer = Writer { group: "g".into(), digest: "".into(), message_id: 1, attempt: 1 };
+        let delivery = Delivery::new(Output::new(writer, Arc::default(), 0));
+        let cut = CancellationToken::new();
+        delivery.begin(Duration::from_secs(60), &cut);
+        let guest = async {
+            tokio::task::yield_now().await;
+            panic!("an import of ours");
+        };
+        let ended: Ended<()> = take_turns(guest, &delivery, &Arc::new(Semaphore::new(1)), &cut).await;
+        assert!(matches!(ended, Ended::Panicked(text) if text == "an import of ours"));
+    }
+}
