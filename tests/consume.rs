@@ -82,7 +82,8 @@ async fn max_attempts_deliveries_then_one_dead_letter_with_its_copy() {
     message.key = Some("k".into());
     message.headers = vec![("h".into(), "v".into())];
     project.produce("orders", &[message]).await;
-    wait_for("the deliveries", LIMIT, async || project.number("select count(*) from {schema}.dead_letter").await == 1).await;
+    wait_for("the deliveries", LIMIT, async || project.number("select count(*) from {schema}.dead_letter").await == 1)
+        .await;
     assert_eq!(seen.attempts("poison"), [1, 2, 3]);
     let copies = project
         .number(

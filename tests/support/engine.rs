@@ -44,7 +44,8 @@ impl Project {
     pub async fn host_with(&self, handlers: &[(&str, Arc<dyn Handler>)]) -> Host {
         let database = self.database.another_host().await;
         let counters = Arc::new(Counters::default());
-        let mut consumer = Consumer::start(&database, &self.config.host, "test", Arc::clone(&counters)).expect("start a host");
+        let mut consumer =
+            Consumer::start(&database, &self.config.host, "test", Arc::clone(&counters)).expect("start a host");
         consumer.alive().await;
         let mut senders = HashMap::new();
         for (name, handler) in handlers {

@@ -153,7 +153,10 @@ impl Keeping {
         self.sender.send_replace(None);
         match deregister(&self.database, host).await {
             Ok(true) => {}
-            Ok(false) => tracing::warn!(host = host.0, "stopped while it still held work; others take it over when its lease ends"),
+            Ok(false) => tracing::warn!(
+                host = host.0,
+                "stopped while it still held work; others take it over when its lease ends"
+            ),
             Err(error) => tracing::warn!(host = host.0, "failed to deregister: {error:#}"),
         }
     }

@@ -27,12 +27,12 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use self::{budget::Budget, group::Setting, hub::Hub, identity::Keeper, polling::Interval};
 pub use self::{
     counters::{Counters, GroupCounters},
     group::Newest,
     identity::{Identity, Terms},
 };
-use self::{budget::Budget, group::Setting, hub::Hub, identity::Keeper, polling::Interval};
 use crate::{config, database::Database, engine::GroupHandle};
 
 /// One host at work: all its groups. Dropping it without [`Consumer::drain`] is like a crash: others take over when its
@@ -66,11 +66,23 @@ impl Consumer {
         let stop = CancellationToken::new();
         let mut services = JoinSet::new();
         let interval = Interval { min: host.poll_min, max: host.poll_max };
-        services.spawn(polling::poll(database.clone(), Arc::clone(&hub), Arc::clone(&counters), interval, stop.clone()));
+        services.spawn(polling::poll(
+            database.clone(),
+            Arc::clone(&hub),
+            Arc::clone(&counters),
+            interval,
+            stop.clone(),
+        ));
         services.spawn(polling::send_hints(database.clone(), Arc::clone(&hub), stop.clone()));
         services.spawn(polling::hear_hints(database.clone(), Arc::clone(&hub), stop.clone()));
         services.spawn(rescue::rescue(database.clone(), Arc::clone(&hub), Arc::clone(&counters), stop.clone()));
-        services.spawn(rescue::compare(database.clone(), Arc::clone(&hub), keeper.identity(), host.lease, stop.clone()));
+        services.spawn(rescue::compare(
+            database.clone(),
+            Arc::clone(&hub),
+            keeper.identity(),
+            host.lease,
+            stop.clone(),
+        ));
         Ok(Self {
             database: database.clone(),
             hub,

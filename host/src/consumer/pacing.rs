@@ -47,7 +47,11 @@ impl Pace {
     }
 
     /// How many messages to hold at most, running ones included.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is finite and not negative; `as` saturates")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is finite and not negative; `as` saturates"
+    )]
     pub fn held_max(&self) -> u32 {
         let ahead = (self.per_second * AHEAD.as_secs_f64()) as u32;
         (self.slots + ahead).min(HELD_MAX.max(self.slots))

@@ -28,7 +28,13 @@ const SLOWER: f64 = 1.3;
 const HINT_DELAY: Duration = Duration::from_millis(20);
 
 /// Polls until `stop`.
-pub async fn poll(database: Database, hub: Arc<Hub>, counters: Arc<Counters>, interval: Interval, stop: CancellationToken) {
+pub async fn poll(
+    database: Database,
+    hub: Arc<Hub>,
+    counters: Arc<Counters>,
+    interval: Interval,
+    stop: CancellationToken,
+) {
     let mut wait = interval.min;
     loop {
         tokio::select! {

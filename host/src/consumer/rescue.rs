@@ -52,7 +52,13 @@ async fn rescue_from(database: &Database, hub: &Hub, counters: &Counters, host: 
 
 /// Once a lease, asks in one query in which groups the database says this host holds something. Those groups compare it
 /// with their memory: an asynchronous commit may have been lost in a crash of the database.
-pub async fn compare(database: Database, hub: Arc<Hub>, identity: watch::Receiver<Option<Identity>>, lease: Duration, stop: CancellationToken) {
+pub async fn compare(
+    database: Database,
+    hub: Arc<Hub>,
+    identity: watch::Receiver<Option<Identity>>,
+    lease: Duration,
+    stop: CancellationToken,
+) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

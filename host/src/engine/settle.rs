@@ -63,9 +63,8 @@ pub async fn settle(
     if fence.fetch_optional(&mut *tx).await?.is_none() {
         return Ok(Settled::LeaseLost);
     }
-    let is_plain = |one: &Settlement| {
-        one.token.source == Source::Log && one.verdict == Verdict::Done && one.produced.is_empty()
-    };
+    let is_plain =
+        |one: &Settlement| one.token.source == Source::Log && one.verdict == Verdict::Done && one.produced.is_empty();
     if batch.iter().all(is_plain) {
         // Losing a plain settle in a crash of the database only means a redelivery.
         sqlx::query("set local synchronous_commit = off").execute(&mut *tx).await?;

@@ -22,7 +22,11 @@ impl Group {
             match give_back(&self.setting.database, identity.host, &self.setting.group, &differences.unknown).await {
                 Ok(count) => {
                     self.setting.counters.given_back.fetch_add(count.unsigned_abs(), Relaxed);
-                    tracing::info!(group = &*self.setting.group.name, messages = count, "gave back claims whose answer was lost");
+                    tracing::info!(
+                        group = &*self.setting.group.name,
+                        messages = count,
+                        "gave back claims whose answer was lost"
+                    );
                 }
                 Err(error) => return self.failed_to_compare(&error),
             }

@@ -7,7 +7,11 @@ use tokio::{
     task::{JoinError, JoinSet},
 };
 
-use super::{super::identity::Identity, End, Group, PARTLY_DONE_MAX, Step, slots::{Ended, Work}};
+use super::{
+    super::identity::Identity,
+    End, Group, PARTLY_DONE_MAX, Step,
+    slots::{Ended, Work},
+};
 use crate::{
     database::{Database, DatabaseError, Reaction, reaction},
     engine::{GroupHandle, HostId, Settled, Settlement, Verdict, settle, verdict},
@@ -196,5 +200,8 @@ impl Ended {
 /// Another producer holds a lock that a shared transaction does not wait for, or a deadlock was resolved against us.
 fn is_blocked(error: &DatabaseError) -> bool {
     reaction(error) == Reaction::Busy
-        && error.as_database_error().and_then(|error| error.code()).is_some_and(|code| matches!(&*code, "55P03" | "40P01"))
+        && error
+            .as_database_error()
+            .and_then(|error| error.code())
+            .is_some_and(|code| matches!(&*code, "55P03" | "40P01"))
 }
