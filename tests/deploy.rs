@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     handlers::{component, deliver, group_settings, rounds, sandbox},
-    logs::{Line, Logs},
+    log_lines::{Line, LogLines},
 };
 
 /// A folder of handlers with group `g` on `x.wasm`, and everything that is logged.
@@ -29,7 +29,7 @@ struct Folder {
     folder: tempfile::TempDir,
     deployer: Deployer,
     shutdown: CancellationToken,
-    logs: Logs,
+    logs: LogLines,
 }
 
 impl Folder {
@@ -37,7 +37,7 @@ impl Folder {
         let sandbox = sandbox().await;
         let folder = tempfile::tempdir().unwrap();
         prepare(folder.path());
-        let (logs, shutdown) = (Logs::of_this_thread(), CancellationToken::new());
+        let (logs, shutdown) = (LogLines::of_this_thread(), CancellationToken::new());
         let groups = [("g".to_owned(), deployment("x.wasm"))].into();
         let deployer = Deployer::start(sandbox, folder.path().into(), groups, shutdown.clone()).await;
         Self { folder, deployer, shutdown, logs }
