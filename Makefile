@@ -22,7 +22,7 @@ handlers: setup ## build every example into handlers/
 .PHONY: up
 up: handlers ## run it: its own Postgres, the example handlers, live traffic; ctrl-C stops everything
 	@$(CARGO) build --quiet --release --locked
-	@exec $(PROGRAM) up
+	@exec $(PROGRAM) up --demo
 
 .PHONY: test
 test: handlers ## everything that must hold before a commit: format, lints, all tests

@@ -4,6 +4,10 @@
 
 mod global;
 
+mod open;
+
+mod up;
+
 mod check;
 
 mod new;
@@ -49,6 +53,8 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// Run the host: claims messages and runs handlers until it is stopped
+    Up(up::Up),
     /// Tell every mistake in streams.toml; needs no database
     Check(check::Check),
     /// Start a handler: writes a project that builds
@@ -99,6 +105,7 @@ pub fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { global, verb } = arguments;
     match verb {
+        Verb::Up(up) => up.run(&global).await,
         Verb::Check(check) => check.run(&global),
         Verb::New(new) => new.run(&global),
         Verb::Version => version::run(&global),

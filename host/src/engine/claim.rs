@@ -183,3 +183,18 @@ pub async fn hint(database: &Database, stream: &str) -> Result<(), sqlx::Error> 
     let query = database.query(include_str!("hint.sql")).bind(database.schema.channel()).bind(stream);
     database.fetch_all(query).await.map(drop)
 }
+
+/// Whether any of these groups has messages left, in whatever state: for a run that ends when all is done.
+pub async fn has_unfinished(database: &Database, groups: &[String]) -> Result<bool, sqlx::Error> {
+    for row in database.fetch_all(database.query(include_str!("unfinished.sql")).bind(groups)).await? {
+        let (busy, stream, claimed): (bool, i32, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        if busy {
+            return Ok(true);
+        }
+        let log = database.stream_query(include_str!("unfinished_log.sql"), stream).bind(claimed);
+        if database.fetch_all(log).await?[0].try_get(0)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -26,7 +26,7 @@ mod recover;
 
 mod reconcile;
 
-pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work, hint};
+pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work, has_unfinished, hint};
 pub use declare::{Change, apply};
 pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};

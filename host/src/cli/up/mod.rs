@@ -1,0 +1,126 @@
+//! `millstream up`: the host. Opens the database, declares what streams.toml says, loads the handlers, and runs the
+//! groups until it is told to stop.
+
+mod demo;
+
+mod follow;
+
+mod parts;
+
+mod signals;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use self::{follow::Follower, parts::Parts, signals::Signals};
+use super::{
+    Global,
+    open::{Opened, data_folder, open_for_host},
+};
+use crate::{config::Config, database::Database, engine};
+
+#[derive(Args, Debug)]
+pub struct Up {
+    /// Stop when nothing is left to do: for jobs and tests
+    #[arg(long)]
+    pub drain: bool,
+    /// Follow what is declared in the database, without applying this streams.toml
+    #[arg(long)]
+    pub no_apply: bool,
+    /// Keep producing example messages, to watch something happen
+    #[arg(long)]
+    pub demo: bool,
+}
+
+impl Up {
+    pub async fn run(&self, global: &Global) -> Result<()> {
+        let mut signals = Signals::listen()?;
+        let config = global.load_config()?;
+        let opened = tokio::select! {
+            opened = open_for_host(global, &config.database) => opened?,
+            () = signals.asked_to_stop() => return Ok(()),
+        };
+        let result = self.host(global, config, &opened, &mut signals).await;
+        let closed = opened.close().await;
+        result.and(closed)
+    }
+
+    /// Runs with an open database, and leaves nothing running behind.
+    async fn host(&self, global: &Global, config: Config, opened: &Opened, signals: &mut Signals) -> Result<()> {
+        let database = &opened.database;
+        if !self.no_apply {
+            for change in engine::apply(database, &config).await? {
+                tracing::info!("applied: {change}");
+            }
+        }
+        let cache = data_folder(global).join("cache");
+        let mut parts = tokio::select! {
+            parts = Parts::start(database, &config, &global.config, cache) => parts?,
+            () = signals.asked_to_stop() => return Ok(()),
+        };
+        super::output::complain(&ready_line(&config, opened, &parts));
+        let follower = Follower::new(global.config.clone(), !self.no_apply);
+        let stop = CancellationToken::new();
+        let demo = self.demo.then(|| tokio::spawn(demo::produce(database.clone(), Arc::new(config.clone()), stop.clone())));
+        let ended = self.wait(database, &mut parts, follower, opened, signals).await;
+        stop.cancel();
+        if let Some(demo) = demo {
+            demo.await.context("stop the demo")?;
+        }
+        tokio::select! {
+            () = parts.drain() => {}
+            () = signals.asked_to_stop() => bail!("stopped at once by a second signal; what ran is taken over when its lease ends"),
+        }
+        ended
+    }
+
+    /// Runs until there is a reason to stop. An error when that reason is one.
+    async fn wait(
+        &self,
+        database: &Database,
+        parts: &mut Parts,
+        mut follower: Follower,
+        opened: &Opened,
+        signals: &mut Signals,
+    ) -> Result<()> {
+        let mut look = tokio::time::interval(Duration::from_millis(500));
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let server_ended = async {
+            match &opened.server {
+                Some(server) => server.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(server_ended);
+        loop {
+            tokio::select! {
+                () = signals.asked_to_stop() => {
+                    tracing::info!("stopping: running deliveries finish, a second signal stops at once");
+                    return Ok(());
+                }
+                reason = &mut server_ended => return Err(anyhow!("Postgres has ended by itself: {reason}")),
+                _ = look.tick() => {
+                    parts.publish();
+                    if self.drain && parts.is_drained(database).await {
+                        return Ok(());
+                    }
+                    if let Some(config) = follower.look(database).await {
+                        parts.update(database, &config).await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn ready_line(config: &Config, opened: &Opened, parts: &Parts) -> String {
+    let postgres = match &opened.server {
+        Some(server) => format!("its own Postgres {} in {}", server.major(), server.data_folder().display()),
+        None => opened.database.to_string(),
+    };
+    let groups: Vec<&str> = config.groups.keys().map(String::as_str).collect();
+    format!("ready: {postgres}; groups {}; {}", groups.join(", "), parts.describe())
+}
