@@ -45,6 +45,12 @@ async fn check_failures(instance: Instance) {
         (r#"{"do": "eat-memory"}"#, FailureClass::MemoryLimit, &["memory limit", "eat_memory"]),
         (r#"{"do": "overflow-stack"}"#, FailureClass::StackOverflow, &["call stack exhausted", "deeper"]),
         (r#"{"do": "out-of-bounds"}"#, FailureClass::OutOfBounds, &["out of bounds memory access"]),
+        // More than any call may carry out of a guest, granted or not.
+        (
+            r#"{"do": "produce", "bytes": 25165824}"#,
+            FailureClass::Failed,
+            &["too much data is being copied between the host and the guest"],
+        ),
         (
             r#"{"do": "exit", "code": 3}"#,
             FailureClass::Failed,

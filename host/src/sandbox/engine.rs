@@ -61,6 +61,7 @@ fn config() -> Config {
         .parallel_compilation(false)
         .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(STACK_BYTES)
+        // Stacks are not zeroed in between: compiled wasm never reads what it has not written to its native stack.
         // Handlers come and go; registering each with the unwinder is quadratic on some systems, and wasmtime walks
         // frame pointers for its backtraces.
         .native_unwind_info(cfg!(windows));

@@ -104,3 +104,32 @@ impl logging::Host for State {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use wasmtime::component::Component;
+
+    use super::*;
+
+    /// A component that imports one interface, in whichever version of it we offer.
+    #[test]
+    fn every_interface_that_is_said_to_be_offered_is() {
+        let engine = super::super::engine::build(0).expect("an engine").engine;
+        let linker = linker(&engine).expect("a linker");
+        for name in OFFERED {
+            let links = |version: &&str| {
+                let text = format!(r#"(component (import "{name}@{version}" (instance)))"#);
+                let component = Component::new(&engine, wat::parse_str(text).expect("valid WAT")).expect("a component");
+                linker.instantiate_pre(&component).is_ok()
+            };
+            // An import without functions is met by anything; one that we do not know is not.
+            let versions = ["0.1.0", "0.2.0", "0.2.0-rc.1", "0.1.0-draft"];
+            assert!(versions.iter().any(links), "{name}");
+        }
+        let unknown = Component::new(
+            &engine,
+            wat::parse_str(r#"(component (import "a:b/c" (instance (export "f" (func)))))"#).expect("valid WAT"),
+        );
+        assert!(linker.instantiate_pre(&unknown.expect("a component")).is_err());
+    }
+}

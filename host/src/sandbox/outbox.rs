@@ -142,3 +142,80 @@ fn convert(stream: String, message: NewMessage) -> handler::NewMessage {
         delay: message.delay.map(Duration::from_millis),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> NewMessage {
+        NewMessage {
+            payload: None,
+            key: None,
+            concurrency: None,
+            compaction: None,
+            rank: None,
+            idempotency_key: None,
+            routing_key: None,
+            headers: Vec::new(),
+            content_type: None,
+            delay: None,
+        }
+    }
+
+    #[track_caller]
+    fn check_is(edit: impl FnOnce(&mut NewMessage), expected: Result<(), &str>) {
+        let mut message = message();
+        edit(&mut message);
+        assert_eq!(check("s", &message, 10), expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn what_sql_would_refuse_is_refused_with_what_to_do() {
+        let nul = Err(
+            "a header, the routing key or the content type holds a NUL byte, which Postgres cannot store: put binary \
+                       data into the payload",
+        );
+        let modes = Err("message keys are not built yet: leave `concurrency` at parallel and `compaction` off");
+        check_is(|_| {}, Ok(()));
+        check_is(|new| new.key = Some("k".repeat(1024)), Ok(()));
+        check_is(|new| new.concurrency = Some(Concurrency::Parallel), Ok(()));
+        check_is(|new| new.payload = Some(vec![0; 10]), Ok(()));
+        check_is(|new| new.delay = Some(366 * 86_400_000), Ok(()));
+        check_is(|new| new.key = Some(String::new()), Err("key is empty: leave it out or give it a value"));
+        check_is(
+            |new| new.key = Some("k".repeat(1025)),
+            Err("key has 1025 bytes and may have 1024: use a hash of it, and put the whole into a header"),
+        );
+        check_is(|new| new.key = Some("\0".into()), Err("key holds a NUL byte, which Postgres cannot store"));
+        check_is(
+            |new| new.idempotency_key = Some(String::new()),
+            Err("idempotency-key is empty: leave it out or give it a value"),
+        );
+        check_is(|new| new.rank = Some(-1), Err("rank is negative: ranks start at 0"));
+        check_is(
+            |new| new.payload = Some(vec![0; 11]),
+            Err(
+                "the payload has 11 bytes and `s` takes 10 (streams.s.max_payload): send a reference to the data instead",
+            ),
+        );
+        check_is(|new| new.delay = Some(366 * 86_400_000 + 1), Err("delay is longer than 366 days"));
+        check_is(|new| new.headers = vec![("a".into(), "\0".into())], nul);
+        check_is(|new| new.routing_key = Some("\0".into()), nul);
+        check_is(|new| new.content_type = Some("\0".into()), nul);
+        check_is(|new| new.concurrency = Some(Concurrency::Ordered), modes);
+        check_is(|new| new.concurrency = Some(Concurrency::Exclusive), modes);
+        check_is(|new| new.compaction = Some(true), modes);
+    }
+
+    #[test]
+    fn everything_of_a_message_that_is_stored_counts() {
+        let message = NewMessage {
+            payload: Some(vec![0; 3]),
+            key: Some("kk".into()),
+            headers: vec![("a".into(), "bc".into())],
+            routing_key: Some("r".into()),
+            ..message()
+        };
+        assert_eq!(size(&message), 3 + 2 + 3 + 1);
+    }
+}
