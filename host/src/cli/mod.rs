@@ -6,7 +6,21 @@ mod global;
 
 mod open;
 
+mod with_database;
+
 mod up;
+
+mod apply;
+
+mod status;
+
+mod groups;
+
+mod dead;
+
+mod produce;
+
+mod tail;
 
 mod check;
 
@@ -55,6 +69,20 @@ pub struct Arguments {
 pub enum Verb {
     /// Run the host: claims messages and runs handlers until it is stopped
     Up(up::Up),
+    /// Declare what streams.toml says, without running anything
+    Apply(apply::Apply),
+    /// Tell what `apply` would change; changes nothing
+    Plan,
+    /// Tell how hosts, streams and groups stand
+    Status,
+    /// Tell how far every group is
+    Groups(groups::Groups),
+    /// Produce a message, or many from NDJSON
+    Produce(produce::Produce),
+    /// Print what is in a stream, without taking anything from it
+    Tail(tail::Tail),
+    /// Look at dead letters, deliver them again, forget them
+    Dead(dead::Dead),
     /// Tell every mistake in streams.toml; needs no database
     Check(check::Check),
     /// Start a handler: writes a project that builds
@@ -106,6 +134,13 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { global, verb } = arguments;
     match verb {
         Verb::Up(up) => up.run(&global).await,
+        Verb::Apply(apply) => apply.run(&global).await,
+        Verb::Plan => apply::plan(&global).await,
+        Verb::Status => status::run(&global).await,
+        Verb::Groups(groups) => groups.run(&global).await,
+        Verb::Produce(produce) => produce.run(&global).await,
+        Verb::Tail(tail) => tail.run(&global).await,
+        Verb::Dead(dead) => dead.run(&global).await,
         Verb::Check(check) => check.run(&global),
         Verb::New(new) => new.run(&global),
         Verb::Version => version::run(&global),

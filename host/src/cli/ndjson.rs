@@ -180,10 +180,15 @@ fn concurrency(text: &str) -> Result<Concurrency, String> {
 }
 
 fn time(text: &str) -> Result<String, String> {
-    let utc = OffsetDateTime::parse(text, &Rfc3339).ok().and_then(|time| time.checked_to_offset(UtcOffset::UTC));
-    utc.and_then(|time| time.format(&Rfc3339).ok()).ok_or_else(|| {
+    utc_time(text).ok_or_else(|| {
         "field `deliver_after` is no time; allowed: date, time and zone such as \"2026-01-01T00:00:00Z\"".to_owned()
     })
+}
+
+/// An RFC 3339 time as the same moment in UTC. `None` for anything else.
+pub(super) fn utc_time(text: &str) -> Option<String> {
+    let utc = OffsetDateTime::parse(text, &Rfc3339).ok()?.checked_to_offset(UtcOffset::UTC)?;
+    utc.format(&Rfc3339).ok()
 }
 
 fn type_name(value: &Value) -> &'static str {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::Global;
 use crate::{
     config,
-    database::{Connect, Database, Target, Sources, embedded, migrate},
+    database::{Connect, Database, Sources, Target, embedded, migrate},
 };
 
 /// An open database, and the server behind it when this process runs it.
@@ -49,6 +49,20 @@ pub async fn open(global: &Global, config: &config::Database) -> Result<Opened> 
     }
 }
 
+/// The same without a look at the schema: for verbs that only tell what is missing.
+pub async fn open_as_is(global: &Global, config: &config::Database) -> Result<Opened> {
+    let folder = data_folder(global);
+    let (connect, server) = match target(global, config)? {
+        Target::Given(connect) => (*connect, None),
+        Target::Own => match embedded::find_running(&folder).await? {
+            Some(connect) => (connect, None),
+            None => start(&folder).await.map(|server| (server.connect(), Some(server)))?,
+        },
+    };
+    let database = Database::connect(&connect, config.max_connections, &config.schema).await?;
+    Ok(Opened { database, server })
+}
+
 /// Opens the database of a host, which owns the project's Postgres if it needs one.
 pub async fn open_for_host(global: &Global, config: &config::Database) -> Result<Opened> {
     match target(global, config)? {
@@ -58,9 +72,13 @@ pub async fn open_for_host(global: &Global, config: &config::Database) -> Result
 }
 
 async fn own(folder: &Path, config: &config::Database) -> Result<Opened> {
-    let server = embedded::Server::start(embedded::Options { folder: folder.to_owned(), throw_away: false }).await?;
+    let server = start(folder).await?;
     let connect = server.connect();
     finish(&connect, config, Some(server)).await
+}
+
+async fn start(folder: &Path) -> Result<embedded::Server> {
+    embedded::Server::start(embedded::Options { folder: folder.to_owned(), throw_away: false }).await
 }
 
 async fn finish(connect: &Connect, config: &config::Database, server: Option<embedded::Server>) -> Result<Opened> {

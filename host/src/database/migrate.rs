@@ -58,6 +58,17 @@ pub async fn apply(database: &Database, migrations: &[Migration]) -> Result<usiz
     Ok(count)
 }
 
+/// How many migrations are missing. Reads only; fails as [`migrate`] does for what it cannot go on from.
+pub async fn pending(database: &Database) -> Result<usize> {
+    let mut tx = database.pool.begin().await.context("begin")?;
+    if !exists(&mut tx, database, include_str!("sql/migration_table_exists.sql")).await? {
+        return Ok(MIGRATIONS.len());
+    }
+    let applied = applied(&mut *tx, database).await?;
+    verify(&applied, MIGRATIONS)?;
+    Ok(MIGRATIONS.len() - applied.len())
+}
+
 /// Makes the schema and the bookkeeping table. Asks first, so that a role that may not create anything can still run on
 /// a database that is complete.
 async fn prepare(database: &Database) -> Result<()> {

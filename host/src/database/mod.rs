@@ -16,7 +16,7 @@ pub mod embedded;
 
 pub use connect::Database;
 pub use listen::{Wake, listen};
-pub use migrate::{MIGRATIONS, Migration, apply, migrate};
+pub use migrate::{MIGRATIONS, Migration, apply, migrate, pending};
 pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;
 pub use sqlx::Error as DatabaseError;

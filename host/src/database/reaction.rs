@@ -1,5 +1,7 @@
 //! What to do about a database error. The one place that knows SQLSTATEs of Postgres itself.
 
+use sqlx::postgres::PgDatabaseError;
+
 /// How the caller reacts to a database error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reaction {
@@ -16,6 +18,8 @@ pub enum Reaction {
 pub struct Refusal {
     pub sqlstate: String,
     pub message: String,
+    /// What to do about it, where one of our own functions says so.
+    pub hint: Option<String>,
     /// The name of the violated constraint: the guard whose name says what happened.
     pub constraint: Option<String>,
 }
@@ -33,6 +37,7 @@ pub fn reaction(error: &sqlx::Error) -> Reaction {
                 Reaction::Refused(Refusal {
                     sqlstate: sqlstate.into_owned(),
                     message: error.message().to_owned(),
+                    hint: error.try_downcast_ref::<PgDatabaseError>().and_then(|error| error.hint()).map(str::to_owned),
                     constraint: error.constraint().map(str::to_owned),
                 })
             }

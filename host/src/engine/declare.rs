@@ -4,6 +4,7 @@
 use std::{collections::HashMap, fmt};
 
 use anyhow::{Context, Result, ensure};
+use serde::Serialize;
 use sqlx::{PgConnection, Row, types::Json};
 
 use super::{StreamId, functions, lease::milliseconds};
@@ -13,7 +14,8 @@ use crate::{
 };
 
 /// One thing that applying a configuration did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "change", content = "name", rename_all = "snake_case")]
 pub enum Change {
     StreamCreated(String),
     StreamChanged(String),
@@ -63,7 +65,28 @@ pub async fn apply(database: &Database, config: &Config) -> Result<Vec<Change>> 
     Ok(changes)
 }
 
+/// What applying the configuration would change. Reads only. `None` is a database in which nothing is declared.
+pub async fn plan(database: Option<&Database>, config: &Config) -> Result<Vec<Change>> {
+    let known = match database {
+        None => Known::default(),
+        Some(database) => {
+            let mut tx = database.pool.begin().await.context("begin to compare")?;
+            Known::load(database, &mut tx).await?
+        }
+    };
+    let mut changes = Vec::new();
+    for (name, stream) in &config.streams {
+        changes.extend(known.stream_change(name, &serde_json::to_value(stream)?));
+    }
+    for (name, group) in &config.groups {
+        let change = known.group_changes(name, group, &serde_json::to_value(group)?);
+        changes.extend(change.with_context(|| format!("declare group {name:?}"))?);
+    }
+    Ok(changes)
+}
+
 /// What was declared before.
+#[derive(Default)]
 struct Known {
     streams: HashMap<String, (StreamId, serde_json::Value)>,
     /// Stream and policy.
@@ -85,6 +108,34 @@ impl Known {
         Ok(known)
     }
 
+    fn stream_change(&self, name: &str, policy: &serde_json::Value) -> Option<Change> {
+        match self.streams.get(name) {
+            Some((_, before)) if before == policy => None,
+            Some(_) => Some(Change::StreamChanged(name.to_owned())),
+            None => Some(Change::StreamCreated(name.to_owned())),
+        }
+    }
+
+    /// Fails for what cannot be changed.
+    fn group_changes(&self, name: &str, group: &Group, policy: &serde_json::Value) -> Result<Vec<Change>> {
+        let Some((stream, before)) = self.groups.get(name) else {
+            return Ok(vec![Change::GroupCreated(name.to_owned())]);
+        };
+        ensure!(
+            *stream == group.stream,
+            "it reads stream {stream:?}, and a group cannot move to another ({:?}); give the new group another name",
+            group.stream
+        );
+        let mut changes = Vec::new();
+        if before != policy {
+            changes.push(Change::GroupChanged(name.to_owned()));
+            if before.get("start") != policy.get("start") {
+                changes.push(Change::StartIgnored(name.to_owned()));
+            }
+        }
+        Ok(changes)
+    }
+
     fn stream_ids(&self) -> Vec<StreamId> {
         self.streams.values().map(|(id, _)| *id).collect()
     }
@@ -99,11 +150,8 @@ async fn declare_stream(
     changes: &mut Vec<Change>,
 ) -> Result<()> {
     let policy = serde_json::to_value(stream)?;
-    match known.streams.get(name) {
-        Some((_, before)) if *before == policy => return Ok(()),
-        Some(_) => changes.push(Change::StreamChanged(name.to_owned())),
-        None => changes.push(Change::StreamCreated(name.to_owned())),
-    }
+    let Some(change) = known.stream_change(name, &policy) else { return Ok(()) };
+    changes.push(change);
     let row = database
         .query(include_str!("declare_stream.sql"))
         .bind(name)
@@ -136,22 +184,11 @@ async fn declare_group(
     changes: &mut Vec<Change>,
 ) -> Result<()> {
     let policy = serde_json::to_value(group)?;
-    if let Some((stream, before)) = known.groups.get(name) {
-        ensure!(
-            *stream == group.stream,
-            "it reads stream {stream:?}, and a group cannot move to another ({:?}); give the new group another name",
-            group.stream
-        );
-        if *before == policy {
-            return Ok(());
-        }
-        changes.push(Change::GroupChanged(name.to_owned()));
-        if before.get("start") != policy.get("start") {
-            changes.push(Change::StartIgnored(name.to_owned()));
-        }
-    } else {
-        changes.push(Change::GroupCreated(name.to_owned()));
+    let change = known.group_changes(name, group, &policy)?;
+    if change.is_empty() {
+        return Ok(());
     }
+    changes.extend(change);
     let query = database.query(include_str!("declare_group.sql"));
     let query = query.bind(name).bind(&group.stream).bind(&group.handler).bind(Json(policy));
     let row = query.fetch_one(&mut *tx).await?;

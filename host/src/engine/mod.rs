@@ -26,13 +26,28 @@ mod recover;
 
 mod reconcile;
 
+mod names;
+
+mod inspect;
+
+mod dead;
+
+mod read;
+
 pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work, has_unfinished, hint};
-pub use declare::{Change, apply};
+pub use dead::{
+    DeadFilter, DeadLetter, DeadLetterDetails, DeadPage, check_ids, discard, list as list_dead,
+    payload as dead_payload, pick as pick_dead, redrive, show as show_dead, show_message as show_dead_message,
+};
+pub use declare::{Change, apply, plan};
 pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
+pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
 pub use lease::{dead_hosts, deregister, register, renew};
+pub use names::{find_group, find_stream};
 pub use produce::{NewEntry, ProduceError, Produced, produce};
+pub use read::{LogEntry, last_positions, read_log, read_payload};
 pub use reconcile::{Held, give_back, groups_held, held};
 pub use recover::{Orphaned, orphaned_groups, recover};
 pub use settle::{Settled, Settlement, settle};

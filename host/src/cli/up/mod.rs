@@ -64,7 +64,8 @@ impl Up {
         super::output::complain(&ready_line(&config, opened, &parts));
         let follower = Follower::new(global.config.clone(), !self.no_apply);
         let stop = CancellationToken::new();
-        let demo = self.demo.then(|| tokio::spawn(demo::produce(database.clone(), Arc::new(config.clone()), stop.clone())));
+        let demo =
+            self.demo.then(|| tokio::spawn(demo::produce(database.clone(), Arc::new(config.clone()), stop.clone())));
         let ended = self.wait(database, &mut parts, follower, opened, signals).await;
         stop.cancel();
         if let Some(demo) = demo {

@@ -87,7 +87,8 @@ impl Parts {
     }
 
     async fn run_groups(&mut self, database: &Database, config: &Config) -> Result<()> {
-        let gone: Vec<String> = self.running.keys().filter(|name| !config.groups.contains_key(*name)).cloned().collect();
+        let gone: Vec<String> =
+            self.running.keys().filter(|name| !config.groups.contains_key(*name)).cloned().collect();
         for name in gone {
             self.running.remove(&name);
             self.consumer.stop_group(&name).await;
