@@ -22,6 +22,8 @@ mod produce;
 
 mod tail;
 
+mod doctor;
+
 mod check;
 
 mod new;
@@ -85,6 +87,8 @@ pub enum Verb {
     Dead(dead::Dead),
     /// Tell every mistake in streams.toml; needs no database
     Check(check::Check),
+    /// Name what is missing on this machine, and what mends it
+    Doctor,
     /// Start a handler: writes a project that builds
     New(new::New),
     /// Print the versions of this program and of what it is built on
@@ -142,6 +146,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Tail(tail) => tail.run(&global).await,
         Verb::Dead(dead) => dead.run(&global).await,
         Verb::Check(check) => check.run(&global),
+        Verb::Doctor => doctor::run(&global).await,
         Verb::New(new) => new.run(&global),
         Verb::Version => version::run(&global),
         Verb::Completions(completions) => completions.run(&mut Arguments::command()),

@@ -63,6 +63,19 @@ pub async fn open_as_is(global: &Global, config: &config::Database) -> Result<Op
     Ok(Opened { database, server })
 }
 
+/// The database as far as it can be reached without starting a server, and without a look at its schema. `None`: it is
+/// the project's own, which does not run.
+pub async fn reach(global: &Global, config: &config::Database) -> Result<Option<Database>> {
+    let connect = match target(global, config)? {
+        Target::Given(connect) => *connect,
+        Target::Own => match embedded::find_running(&data_folder(global)).await? {
+            Some(connect) => connect,
+            None => return Ok(None),
+        },
+    };
+    Database::connect(&connect, config.max_connections, &config.schema).await.map(Some)
+}
+
 /// Opens the database of a host, which owns the project's Postgres if it needs one.
 pub async fn open_for_host(global: &Global, config: &config::Database) -> Result<Opened> {
     match target(global, config)? {

@@ -139,6 +139,12 @@ impl Server {
     }
 }
 
+/// The server programs of this machine that a new data folder would be made with: their folder and major version. Fails
+/// with what to install.
+pub fn installed() -> Result<(PathBuf, u32)> {
+    binaries::find(None).map(|found| (found.folder, found.major))
+}
+
 /// Finds the server that another process of this project runs, so that a verb beside `millstream up` reaches the same
 /// database. `None` when no process does. Waits for one that is still starting.
 pub async fn find_running(folder: &Path) -> Result<Option<Connect>> {
