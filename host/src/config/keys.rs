@@ -91,7 +91,7 @@ const DATABASE: &[Key] = &[
 ];
 
 const HOST: &[Key] = &[
-    default("listen", Kind::Text(Rule::Listen), "127.0.0.1:7070", "Address of the HTTP API, metrics and dashboard."),
+    default("listen", Kind::Text(Rule::Listen), "127.0.0.1:7070", "Reserved for the HTTP API; nothing listens yet."),
     default("handlers", Kind::Text(Rule::Folder), "handlers", "Folder of .wasm files, relative to streams.toml."),
     duration("heartbeat", 50, MINUTE, "3s", "How often the host renews its lease."),
     duration("lease", 150, 10 * MINUTE, "10s", "How long a silent host keeps its work; at least 3 x heartbeat."),
