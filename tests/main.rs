@@ -25,3 +25,7 @@ mod sandbox_load;
 mod sandbox_output;
 
 mod deploy;
+
+mod produce;
+
+mod gap_rule;

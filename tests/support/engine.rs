@@ -5,10 +5,11 @@ use std::{collections::HashMap, path::Path, sync::Arc};
 use millstream::{
     config::{self, Config},
     consumer::{Consumer, Counters, Newest},
-    database::Database,
+    database::{Database, Schema},
     engine::{self, GroupHandle, NewEntry, Produced},
     handler::{Finished, Handler, Message, NewMessage, Outcome},
 };
+use sqlx::PgConnection;
 use tokio::sync::watch;
 
 use super::{TestDatabase, database};
@@ -70,6 +71,17 @@ impl Project {
         number(&self.database, sql).await
     }
 
+    /// Runs statements for what they do; `sql` may name `{schema}`.
+    pub async fn run(&self, sql: &str) {
+        sqlx::raw_sql(self.database.schema.sql(sql)).execute(&self.database.pool).await.expect("run a statement");
+    }
+
+    /// A connection of its own, for transactions that stay open.
+    pub async fn session(&self) -> Session {
+        let connection = self.database.pool.acquire().await.expect("a connection").detach();
+        Session { connection, schema: self.database.schema.clone() }
+    }
+
     /// Rows left in the tables that must be empty once everything is done.
     pub async fn left_over(&self) -> i64 {
         self.number("select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception) + (select count(*) from {schema}.cursor_gap)").await
@@ -78,6 +90,26 @@ impl Project {
 
 pub async fn number(database: &Database, sql: &str) -> i64 {
     sqlx::query_scalar(database.schema.sql(sql)).fetch_one(&database.pool).await.expect("read a number")
+}
+
+/// A client with a connection of its own, as another program would have it. Dropping it rolls its transaction back.
+pub struct Session {
+    connection: PgConnection,
+    schema: Schema,
+}
+
+impl Session {
+    pub async fn run(&mut self, sql: &str) {
+        self.try_run(sql).await.expect("run a statement");
+    }
+
+    pub async fn try_run(&mut self, sql: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(self.schema.sql(sql)).execute(&mut self.connection).await.map(drop)
+    }
+
+    pub async fn number(&mut self, sql: &str) -> i64 {
+        sqlx::query_scalar(self.schema.sql(sql)).fetch_one(&mut self.connection).await.expect("read a number")
+    }
 }
 
 /// One host of a test.

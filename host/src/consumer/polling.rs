@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{counters::Counters, hub::Hub};
@@ -36,16 +36,20 @@ pub async fn poll(
     stop: CancellationToken,
 ) {
     let mut wait = interval.min;
+    let mut due = Instant::now() + wait;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(wait) => {}
+            () = sleep_until(due) => {}
             () = hub.active.notified() => {
+                // Only ever earlier: a busy group that notifies all the time must not put off the look at the idle ones.
                 wait = interval.min;
+                due = due.min(Instant::now() + wait);
                 continue;
             }
         }
         wait = wait.mul_f64(SLOWER).min(interval.max);
+        due = Instant::now() + wait;
         let idle = hub.idle_groups();
         if idle.is_empty() {
             continue;
@@ -56,6 +60,7 @@ pub async fn poll(
                 if !groups.is_empty() {
                     wait = interval.min;
                 }
+                due = Instant::now() + wait;
                 for group in groups {
                     hub.with_seat(group, |seat| seat.wake());
                 }
@@ -63,6 +68,7 @@ pub async fn poll(
             Err(error) => {
                 tracing::debug!("failed to look for work, will try again: {error:#}");
                 wait = interval.max.max(Duration::from_millis(100));
+                due = Instant::now() + wait;
             }
         }
     }

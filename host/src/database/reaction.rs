@@ -29,7 +29,9 @@ pub fn reaction(error: &sqlx::Error) -> Reaction {
     match error {
         sqlx::Error::Database(error) => {
             let sqlstate = error.code().unwrap_or_default();
-            if is_busy(&sqlstate) || is_stale_plan(&sqlstate, error.message()) {
+            let is_passing =
+                is_stale_plan(&sqlstate, error.message()) || is_partition_missing(&sqlstate, error.constraint());
+            if is_busy(&sqlstate) || is_passing {
                 Reaction::Busy
             } else if is_broken(&sqlstate) {
                 Reaction::Broken
@@ -86,6 +88,12 @@ fn is_busy(sqlstate: &str) -> bool {
 /// A migration by a newer host changed a table below a prepared statement. A fresh connection prepares it anew.
 fn is_stale_plan(sqlstate: &str, message: &str) -> bool {
     sqlstate == "0A000" && message.contains("cached plan")
+}
+
+/// The log has run out of partitions while a transaction that extends it is open: the next ones come with its end. A
+/// violated check constraint has the same SQLSTATE, and a name.
+fn is_partition_missing(sqlstate: &str, constraint: Option<&str>) -> bool {
+    sqlstate == "23514" && constraint.is_none()
 }
 
 fn is_broken(sqlstate: &str) -> bool {

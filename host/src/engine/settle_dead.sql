@@ -1,5 +1,6 @@
 -- Messages the group gives up on, each with its own copy. $1 group, then arrays: message, attempts, class, error, digest,
--- dead letter it was redriven from. A redriven one that dies again goes back to its row.
+-- dead letter it was redriven from. A redriven one that dies again goes back to its row, and so does one that is
+-- delivered again for another reason: a group has one dead letter of a message.
 -- Called by engine::settle and engine::recover after the messages were taken out.
 with dead as (
     select * from unnest($2::bigint[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::bigint[])
@@ -11,9 +12,12 @@ again as (
         died_at = clock_timestamp(), redriven_at = null
     from dead a where d.id = a.dead_letter_id and d.group_id = $1
 )
-insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, digest,
+insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, digest,
     message_key, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at)
 select $1, {stream_id}, l.id, a.attempts, a.class, a.error, a.digest,
     l.message_key, l.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload, l.created_at
 from dead a join {schema}.message_log_{stream_id} l on l.id = a.message_id
 where a.dead_letter_id is null
+on conflict on constraint dead_letter_once do update
+set attempts = excluded.attempts, class = excluded.class, error = excluded.error, digest = excluded.digest, deaths = d.deaths + 1,
+    died_at = clock_timestamp(), redriven_at = null

@@ -32,7 +32,7 @@ pub fn verdict(outcome: Outcome, failures: u32, retry: &Retry, spread: f64) -> V
         }
         Outcome::Retry { reason } => (failure(FailureClass::Failed, reason), None),
         Outcome::RetryAfter { delay, reason } => (failure(FailureClass::Failed, reason), Some(bounded(delay))),
-        Outcome::Failed(failure) => (failure, None),
+        Outcome::Failed(failed) => (failure(failed.class, failed.error), None),
     };
     if attempts >= retry.max_attempts {
         return Verdict::Dead { attempts, failure };

@@ -41,18 +41,22 @@ impl Group {
     fn wanted(&self) -> Wanted {
         let room = self.room();
         let nothing = Wanted::default();
-        if !self.may_have_work || self.setting.newest.borrow().is_none() || !self.pace.worth_a_turn(room) {
+        let slots = self.setting.group.policy.slots;
+        // A slot without work is worth a turn whatever it costs: the others may be busy for hours.
+        let is_worth_it = self.pace.worth_a_turn(room) || (room > 0 && self.memory.open < slots);
+        if !self.may_have_work || self.setting.newest.borrow().is_none() || !is_worth_it {
             return nothing;
         }
-        let slots = self.setting.group.policy.slots;
-        let fresh = self.memory.open - self.memory.open_retries;
-        // Retries are never prefetched. While fresh work waits they get half of the slots, and the reverse.
-        let retries_max = if fresh > 0 { slots.div_ceil(2) } else { slots };
+        let fresh = self.memory.open.saturating_sub(self.memory.open_retries);
+        // While fresh work is held, retries get half of the slots; else a quarter stays free for it, since it should not
+        // have to wait for messages that fail slowly. A turn brings at most one retry for two places, so that neither
+        // kind crowds out the other.
+        let retries_max = if fresh > 0 { slots.div_ceil(2) } else { slots - slots / 4 };
         let bytes = self.setting.budget.left().min(TURN_BYTES_MAX);
         Wanted {
             messages: if bytes > 0 || self.memory.open == 0 { room.min(TURN_MAX) } else { 0 },
             bytes,
-            retries: retries_max.saturating_sub(self.memory.open_retries),
+            retries: retries_max.saturating_sub(self.memory.open_retries).min(room.div_ceil(2)),
         }
     }
 

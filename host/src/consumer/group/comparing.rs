@@ -8,6 +8,9 @@ use crate::engine::{give_back, held};
 impl Group {
     pub(super) async fn compare(&mut self, identity: &Identity) -> Step {
         self.must_compare = true; // until it is done
+        if let Some(step) = self.end_solo() {
+            return step;
+        }
         if !self.solo.is_empty() {
             return Step::Rest; // a settle of its own is under way: neither side is still
         }

@@ -28,8 +28,9 @@ impl HeldClaim {
         self.open.is_empty() && self.done.is_empty() && self.settling.is_empty()
     }
 
-    fn len(&self) -> usize {
-        self.open.len() + self.done.len() + self.settling.len()
+    /// Deliveries that have ended. Open ones are counted when they end.
+    fn ended_len(&self) -> usize {
+        self.done.len() + self.settling.len()
     }
 }
 
@@ -50,7 +51,7 @@ pub struct Memory {
 /// What a comparison with the database found.
 #[derive(Debug, Default)]
 pub struct Differences {
-    /// Deliveries that are no longer ours.
+    /// Ended deliveries that are no longer ours.
     pub fenced: usize,
     /// Claims that the database has and memory has not.
     pub unknown: Vec<ClaimId>,
@@ -172,11 +173,12 @@ impl Memory {
         self.ended.retain(|one| one.token != token);
     }
 
-    /// Everything is void: the lease is lost, or the group was seeked. Answers how many deliveries that cuts.
+    /// Everything is void: the lease is lost, or the group was seeked. Answers how many ended deliveries that fences; those
+    /// that still run are counted when they end.
     pub fn lose_all(&mut self) -> usize {
         let mut lost = 0;
         for (_, held) in self.claims.drain() {
-            lost += held.len();
+            lost += held.ended_len();
             held.cut.cancel();
         }
         self.ended.clear();
@@ -198,7 +200,7 @@ impl Memory {
         for token in tokens {
             match rows.remove(&token) {
                 None => {
-                    differences.fenced += self.claims.get(&token).map_or(0, HeldClaim::len);
+                    differences.fenced += self.claims.get(&token).map_or(0, HeldClaim::ended_len);
                     self.lose(token);
                 }
                 Some(rows) => differences.fenced += self.compare_claim(token, &rows),
@@ -214,11 +216,11 @@ impl Memory {
     /// database has were settled by a commit that was lost, and are handed back.
     fn compare_claim(&mut self, token: Token, rows: &HashSet<i64>) -> usize {
         let Some(held) = self.claims.get_mut(&token) else { return 0 };
-        let before = held.len();
+        let before = held.ended_len();
         held.open.retain(|id| rows.contains(id));
         held.done.retain(|id| rows.contains(id));
         held.settling.retain(|id| rows.contains(id));
-        let gone = before - held.len();
+        let gone = before - held.ended_len();
         self.ended.retain(|one| one.token != token || rows.contains(&one.message_id));
         let known = |id: &i64| held.open.contains(id) || held.settling.contains(id) || held.done.contains(id);
         let lost: Vec<i64> = rows.iter().filter(|id| !known(id)).copied().collect();

@@ -214,7 +214,8 @@ impl Group {
     async fn rest(&mut self, identity: &Identity) {
         let now = Instant::now();
         let partly = self.partly_since.map(|since| since + PARTLY_DONE_MAX);
-        let until = self.not_before.into_iter().chain(partly).min().filter(|until| *until > now);
+        // What has passed already waits for the other: it must not hide it.
+        let until = self.not_before.into_iter().chain(partly).filter(|until| *until > now).min();
         let timer = sleep(until.map_or(Duration::from_secs(60), |until| until - now));
         tokio::select! {
             ended = self.ended.recv() => {
@@ -270,13 +271,15 @@ impl Group {
 
     /// The lease is lost: nothing that is held counts any more.
     fn forget(&mut self) {
-        drop(self.slots.take_back());
         let lost = self.memory.lose_all();
         self.setting.counters.fenced.fetch_add(lost as u64, Relaxed);
-        self.memory.open = 0;
-        self.memory.open_retries = 0;
-        self.memory.open_bytes = 0;
-        self.setting.budget.set(self.setting.group.id, 0);
+        // What no slot has begun ends here; what runs stays open until its slot is free again.
+        for work in self.slots.take_back() {
+            self.memory.ended(Ended::handed_back(work), &self.setting.group.policy.retry);
+        }
+        self.setting.budget.set(self.setting.group.id, self.memory.open_bytes);
+        // Its answers would speak of the old identity.
+        self.solo = Solo::default();
         self.may_have_work = true;
         self.must_compare = false;
         self.not_before = None;

@@ -125,10 +125,12 @@ impl Group {
         }
     }
 
-    fn end_solo(&mut self) -> Option<Step> {
+    /// Takes note of every settle that ran beside the loop and has ended.
+    pub(super) fn end_solo(&mut self) -> Option<Step> {
+        let mut step = None;
         for (one, result) in self.solo.take_ended() {
             match result {
-                Ok(Settled::LeaseLost) => return Some(Step::End(End::LeaseLost)),
+                Ok(Settled::LeaseLost) => step = Some(Step::End(End::LeaseLost)),
                 Ok(Settled::Committed { fenced, woken }) => {
                     self.settled(&[one], |index| fenced.contains(&index), &woken);
                 }
@@ -136,11 +138,11 @@ impl Group {
                 Err(error) => {
                     self.memory.put_back(vec![one]);
                     self.back_off("settle a delivery by itself", &error);
-                    return Some(Step::Rest);
+                    step = step.or(Some(Step::Rest));
                 }
             }
         }
-        None
+        step
     }
 
     /// What the handler wanted to produce was refused: the delivery has failed, and nothing of it exists.

@@ -21,7 +21,6 @@ as $$
 declare
     v_stream {schema}.stream;
     v_count integer := cardinality(p_payloads);
-    v_first bigint;
     v_last bigint;
     v_edge bigint;
 begin
@@ -35,8 +34,16 @@ begin
     -- Before an id is drawn; held to the end of the transaction. The claim's gap rule reads it from pg_locks.
     perform pg_advisory_xact_lock_shared({lock_class}, {stream_id});
 
-    -- A batch that could run past the attached partitions attaches them first.
-    if v_count > v_stream.partition_rows / 4 then
+    -- Every quarter of a partition somebody looks whether enough of them lie ahead, sixteen times before the edge; and
+    -- every call that would run past the edge attaches them first. So the stream goes on after a transaction that
+    -- extended it and was rolled back only when all that lay ahead was used up.
+    select s.last_value, coalesce((
+        select p.upper_id from {schema}.log_partition p where p.stream_id = {stream_id} order by p.lower_id desc limit 1), 1)
+    into v_last, v_edge from {schema}.message_log_{stream_id}_id s;
+    if v_last + v_count >= v_edge
+        or (v_last + v_count + 4 * v_stream.partition_rows > v_edge
+            and v_last / (v_stream.partition_rows / 4) <> (v_last + v_count) / (v_stream.partition_rows / 4))
+    then
         perform {schema}.extend_log({stream_id}, (8 + v_count / v_stream.partition_rows)::integer);
     end if;
 
@@ -50,21 +57,9 @@ begin
             returning id
         )
         select (row_number() over (order by id))::integer, id, false, false from stored;
-        v_last := currval('{schema_text}.message_log_{stream_id}_id');
-        v_first := v_last - v_count + 1;
     else
         return query select * from {schema}.produce_once_{stream_id}(p_payloads, p_keys, p_ranks, p_idempotency_keys,
             p_routing_keys, p_headers, p_content_types, p_deliver_afters, v_stream.idempotency_ttl_ms);
-        select last_value into v_last from {schema}.message_log_{stream_id}_id;
-        v_first := v_last - v_count + 1;
-    end if;
-
-    -- Every quarter of a partition somebody looks whether enough of them lie ahead: sixteen looks before the edge.
-    if (v_first - 1) / (v_stream.partition_rows / 4) <> v_last / (v_stream.partition_rows / 4) then
-        select max(upper_id) into v_edge from {schema}.log_partition where stream_id = {stream_id};
-        if v_edge - v_last < 4 * v_stream.partition_rows then
-            perform {schema}.extend_log({stream_id}, 8);
-        end if;
     end if;
 end
 $$;

@@ -47,7 +47,8 @@ $$;
 
 -- Attaches empty partitions until at least p_ahead of them lie above the last id drawn. Returns how many it attached.
 -- Never waits: another transaction that extends, or any lock on the parent, makes it return 0, and the next caller
--- tries again. Attaching takes SHARE UPDATE EXCLUSIVE on the parent, which blocks neither produce nor claim.
+-- tries again. So does one whose snapshot is older than the last extension (REPEATABLE READ): it would attach what is
+-- there already. Attaching takes SHARE UPDATE EXCLUSIVE on the parent, which blocks neither produce nor claim.
 create or replace function {schema}.extend_log(p_stream integer, p_ahead integer) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '20ms'
 as $$
@@ -76,10 +77,11 @@ begin
         v_added := v_added + 1;
     end loop;
     return v_added;
-exception when lock_not_available then
+exception when lock_not_available or duplicate_table or unique_violation then
     return 0;
 end
 $$;
+revoke all on function {schema}.extend_log(integer, integer) from public;
 
 -- Refuses a batch with anything wrong in it, naming the item; costs a look at what is given and nothing else.
 create or replace function {schema}.check_batch(
@@ -135,7 +137,8 @@ begin
         from unnest(p_concurrencies) with ordinality as g(x, o)
         where x not in ('parallel', 'exclusive', 'ordered') limit 1;
         if v_item is not null then
-            raise exception 'concurrency of message % is none of parallel, exclusive, ordered', v_item using errcode = 'MS005';
+            raise exception 'concurrency of message % is none of parallel, exclusive, ordered', v_item
+                using errcode = 'MS005', hint = 'Write it in lower case, or leave it out: the stream then decides.';
         end if;
     end if;
 
@@ -290,8 +293,10 @@ end
 $$;
 
 -- Which of these groups have something to do: one query for all idle groups of a host.
--- Cheap first: an open gap, something due, or a sequence beyond the cursor, all in one statement. Only the last kind
--- needs a look at the log, one index probe: ids at the tail may have been rolled back.
+-- Cheap first: something due, a sequence beyond the cursor, or an open gap, all in one statement. The last two need a
+-- look at the log, one index probe each: ids at the tail may have been rolled back, and a gap is work only once
+-- something has appeared in it or none of its producers is left. Else every group would turn at the shortest interval
+-- for as long as one producer sleeps in its transaction.
 create or replace function {schema}.groups_with_work(p_groups integer[]) returns setof integer
 language plpgsql set jit = off
 as $$
@@ -300,20 +305,23 @@ declare
     v_work boolean;
 begin
     for v_group in
-        select g.id, g.stream_id, c.claimed, w.due
+        select g.id, g.stream_id, c.claimed, w.*
         from {schema}.consumer_group g
         join {schema}.cursor c on c.group_id = g.id
         cross join lateral (
-            select exists (select from {schema}.cursor_gap where group_id = g.id)
-                or exists (select from {schema}.exception
-                    where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp()) as due
+            select exists (select from {schema}.cursor_gap where group_id = g.id) as gap,
+                exists (select from {schema}.exception
+                    where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp()) as due,
+                pg_sequence_last_value(format('{schema_format}.message_log_%s_id', g.stream_id)::regclass) > c.claimed as drawn
         ) as w
-        where g.id = any (p_groups) and g.paused_at is null
-            and (w.due or pg_sequence_last_value(format('{schema_format}.message_log_%s_id', g.stream_id)::regclass) > c.claimed)
+        where g.id = any (p_groups) and g.paused_at is null and (w.due or w.gap or w.drawn)
     loop
         v_work := v_group.due;
-        if not v_work then
+        if not v_work and v_group.drawn then
             execute format('select {schema_format}.%I($1)', 'has_work_' || v_group.stream_id) into v_work using v_group.claimed;
+        end if;
+        if not v_work and v_group.gap then
+            execute format('select {schema_format}.%I($1)', 'has_late_' || v_group.stream_id) into v_work using v_group.id;
         end if;
         if v_work then
             return next v_group.id;

@@ -1,0 +1,387 @@
+//! The gap rule: ids commit out of order, and all the same nothing is lost, nothing comes twice, and nobody waits for
+//! somebody else's transaction.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use millstream::{
+    config,
+    engine::{self, ClaimId, GroupHandle, HostId, Note, Turn, Wanted},
+    handler::Message,
+};
+use tokio::task::JoinSet;
+
+use crate::support::{
+    engine::{Project, Session, done},
+    wait_for,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+const ONE_GROUP: &str = "[streams.orders]\n[groups.email]\nstream = \"orders\"\nhandler = \"email.wasm\"\n";
+
+/// Claims by hand, so that a test decides when a turn takes place.
+struct Claimer<'a> {
+    project: &'a Project,
+    host: HostId,
+    group: GroupHandle,
+    finished: Vec<ClaimId>,
+}
+
+impl<'a> Claimer<'a> {
+    async fn new(project: &'a Project, group: &str) -> Self {
+        let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+        Self { project, host, group: project.group(group).await, finished: Vec::new() }
+    }
+
+    /// One turn that settles everything of the turns before it. Answers the payloads.
+    async fn turn(&mut self, want: u32) -> Vec<String> {
+        let wanted = Wanted { messages: want, bytes: 1 << 20, retries: want };
+        let database = &self.project.database;
+        let Turn { note, settled, claimed, .. } =
+            engine::claim(database, self.host, &self.group, &self.finished, wanted).await.expect("claim");
+        assert_eq!((note, settled.len()), (Note::Claimed, self.finished.len()));
+        self.finished = claimed.iter().map(|one| one.token.claim).collect();
+        self.finished.sort_unstable();
+        self.finished.dedup();
+        claimed.into_iter().map(|one| String::from_utf8(one.message.payload.unwrap()).unwrap()).collect()
+    }
+
+    /// Turns until something comes.
+    async fn next(&mut self, want: u32) -> Vec<String> {
+        let started = Instant::now();
+        loop {
+            let payloads = self.turn(want).await;
+            if !payloads.is_empty() {
+                return payloads;
+            }
+            assert!(started.elapsed() < LIMIT, "nothing came");
+        }
+    }
+
+    async fn gaps(&self) -> i64 {
+        self.project.number("select count(*) from {schema}.cursor_gap").await
+    }
+
+    /// Whether the idle poll would wake the group.
+    async fn has_work(&self) -> bool {
+        !engine::groups_with_work(&self.project.database, &[self.group.id]).await.expect("poll").is_empty()
+    }
+}
+
+/// A transaction left open after it has produced.
+async fn open_producer(project: &Project, payloads: &str) -> Session {
+    let mut session = project.session().await;
+    session.run(&format!("begin; select {{schema}}.produce_batch('orders', array[{payloads}]::bytea[])")).await;
+    session
+}
+
+async fn produce(project: &Project, payload: &str) {
+    project.run(&format!("select {{schema}}.produce('orders', '{payload}')")).await;
+}
+
+/// A hole is waited for until the message above it is 20 ms old, then stepped over; its message comes when it commits,
+/// once, and until then the group is not work for the idle poll.
+#[tokio::test]
+async fn a_late_commit_inside_a_gap_is_delivered_exactly_once() {
+    let project = Project::declare(ONE_GROUP).await;
+    let mut claimer = Claimer::new(&project, "email").await;
+    produce(&project, "a").await;
+    let mut late = open_producer(&project, "'late'").await;
+    produce(&project, "c").await;
+    assert_eq!(claimer.turn(10).await, ["a"], "the contiguous prefix waits for nothing");
+    assert_eq!(claimer.next(10).await, ["c"]);
+    let age = "select (extract(epoch from clock_timestamp() - created_at) * 1000)::bigint from {schema}.message_log_1 where id = 3";
+    assert!(project.number(age).await >= 20, "it was waited for");
+    let pid = late.number("select pg_backend_pid()::bigint").await;
+    assert_eq!(project.number("select pids[1]::bigint from {schema}.cursor_gap").await, pid, "people see who it is");
+    assert_eq!(claimer.turn(10).await, [""; 0]);
+    assert_eq!(claimer.gaps().await, 1);
+    assert!(!claimer.has_work().await, "an open gap alone is no work: the poll must come to rest");
+    late.run("commit").await;
+    assert!(claimer.has_work().await);
+    assert_eq!(claimer.turn(10).await, ["late"]);
+    assert_eq!(claimer.turn(10).await, [""; 0]);
+    assert_eq!(project.left_over().await, 0);
+    assert!(!claimer.has_work().await);
+}
+
+/// What commits inside a gap is work also while another producer of the same gap sleeps on.
+#[tokio::test]
+async fn a_gap_with_two_producers_delivers_the_first_that_commits() {
+    let project = Project::declare(ONE_GROUP).await;
+    let mut claimer = Claimer::new(&project, "email").await;
+    let mut one = open_producer(&project, "'one'").await;
+    let mut two = open_producer(&project, "'two'").await;
+    produce(&project, "x").await;
+    assert_eq!(claimer.next(10).await, ["x"]);
+    two.run("commit").await;
+    assert!(claimer.has_work().await);
+    assert_eq!(claimer.turn(10).await, ["two"]);
+    assert!(!claimer.has_work().await);
+    one.run("rollback").await;
+    assert!(claimer.has_work().await, "a decided gap is to be closed");
+    assert_eq!(claimer.turn(10).await, [""; 0]);
+    assert_eq!(project.left_over().await, 0);
+}
+
+/// A gap may hold more than one turn takes; then it comes in parts, in order, and nothing newer overtakes it.
+#[tokio::test]
+async fn a_gap_with_more_messages_than_one_turn_is_taken_in_parts() {
+    let project = Project::declare(ONE_GROUP).await;
+    let mut claimer = Claimer::new(&project, "email").await;
+    let mut late = open_producer(&project, "'1','2','3','4','5','6','7'").await;
+    produce(&project, "x").await;
+    assert_eq!(claimer.next(3).await, ["x"]);
+    late.run("commit").await;
+    produce(&project, "y").await;
+    assert_eq!(claimer.turn(3).await, ["1", "2", "3"]);
+    assert_eq!(claimer.gaps().await, 1);
+    assert_eq!(claimer.turn(3).await, ["4", "5", "6"]);
+    assert_eq!(claimer.turn(3).await, ["7", "y"]);
+    claimer.turn(3).await;
+    assert_eq!(project.left_over().await, 0);
+}
+
+/// Dropped partitions leave a huge hole without a producer: it is closed at once.
+#[tokio::test]
+async fn a_huge_hole_of_dropped_partitions_closes_at_once() {
+    let project = Project::declare("[streams.orders]\npartition_rows = 100\n[streams.other]").await;
+    project
+        .run("select {schema}.produce_batch('orders', array(select i::text::bytea from generate_series(1, 650) i))")
+        .await;
+    project
+        .run(
+            "do $$ declare t text; begin
+        for t in select table_name from {schema}.log_partition where stream_id = 1 and upper_id <= 601 loop
+            execute format('alter table {schema}.message_log_1 detach partition {schema}.%I', t);
+            execute format('drop table {schema}.%I', t);
+        end loop; end $$",
+        )
+        .await;
+    apply(&project, ONE_GROUP).await;
+    let mut claimer = Claimer::new(&project, "email").await;
+    let open = open_producer(&project, "'open'").await;
+    assert_eq!(claimer.next(1000).await.len(), 50);
+    drop(open);
+    assert_eq!(claimer.gaps().await, 1);
+    // The producers of before are gone: it is read a last time, and closed.
+    for _ in 0..2 {
+        assert_eq!(claimer.turn(1000).await, [""; 0]);
+    }
+    assert_eq!(claimer.gaps().await, 0);
+}
+
+/// A clock that was set back makes messages of the future; a hole below one must not wait until it has caught up.
+#[tokio::test]
+async fn a_hole_below_a_message_of_the_future_is_stepped_over() {
+    let project = Project::declare(ONE_GROUP).await;
+    let mut claimer = Claimer::new(&project, "email").await;
+    drop(open_producer(&project, "'gone'").await);
+    produce(&project, "x").await;
+    project.run("update {schema}.message_log_1 set created_at = clock_timestamp() + interval '1 hour'").await;
+    assert_eq!(claimer.next(10).await, ["x"]);
+}
+
+async fn apply(project: &Project, streams_toml: &str) {
+    let config = config::parse(streams_toml, std::path::Path::new("streams.toml"), &|_| None).expect("valid");
+    engine::apply(&project.database, &config).await.expect("apply");
+}
+
+/// G2: what commits after the group's creation is delivered, also by transactions that began before it, and nothing else.
+#[tokio::test]
+async fn start_latest_delivers_what_running_transactions_commit_later() {
+    let project = Project::declare("[streams.orders]").await;
+    produce(&project, "before").await;
+    let mut running = open_producer(&project, "'running 1', 'running 2'").await;
+    let mut failing = open_producer(&project, "'never'").await;
+    produce(&project, "before too").await;
+    apply(&project, &format!("{ONE_GROUP}start = \"latest\"")).await;
+    let mut claimer = Claimer::new(&project, "email").await;
+    assert_eq!(claimer.turn(10).await, [""; 0]);
+    running.run("commit").await;
+    failing.run("rollback").await;
+    produce(&project, "after").await;
+    assert_eq!(claimer.turn(10).await, ["running 1", "running 2", "after"]);
+    assert_eq!(claimer.turn(10).await, [""; 0]);
+    assert_eq!(project.left_over().await, 0);
+}
+
+/// G1: each start point is exact at its boundary.
+#[tokio::test]
+async fn every_start_point_is_exact_at_its_boundary() {
+    let project = Project::declare("[streams.orders]").await;
+    for payload in ["1", "2", "3", "4"] {
+        produce(&project, payload).await;
+    }
+    let mut running = open_producer(&project, "'5'").await;
+    produce(&project, "6").await;
+    project
+        .run("update {schema}.message_log_1 set created_at = timestamptz '2026-01-01T00:00:00Z' + id * interval '1 s'")
+        .await;
+    let group = |name: &str, start: &str| {
+        format!("[groups.{name}]\nstream = \"orders\"\nhandler = \"h.wasm\"\nstart = {start}\n")
+    };
+    let groups = [
+        group("earliest", "\"earliest\""),
+        group("by_id", "{ id = 3 }"),
+        group("by_time", "{ time = \"2026-01-01T00:00:03Z\" }"),
+        group("just_after", "{ time = \"2026-01-01T00:00:03.000001Z\" }"),
+        group("in_the_hole", "{ time = \"2026-01-01T00:00:04.5Z\" }"),
+        group("beyond", "{ id = 8 }"),
+        group("latest", "\"latest\""),
+    ];
+    apply(&project, &format!("[streams.orders]\n{}", groups.concat())).await;
+    running.run("commit").await;
+    for payload in ["7", "8"] {
+        produce(&project, payload).await;
+    }
+    for (name, expected) in [
+        ("earliest", "12345678"),
+        ("by_id", "345678"),
+        ("by_time", "345678"),
+        ("just_after", "45678"),
+        ("in_the_hole", "5678"),
+        ("beyond", "8"),
+        ("latest", "578"),
+    ] {
+        let mut claimer = Claimer::new(&project, name).await;
+        let mut found = claimer.next(100).await;
+        found.extend(claimer.turn(100).await);
+        found.sort_unstable();
+        assert_eq!(found.concat(), expected, "{name}");
+    }
+}
+
+/// Goal: the cost of a turn and of a poll does not grow with the log. Method: what each reads is counted by Postgres itself
+/// on a log of 200,000 messages in 20 partitions, in the middle of it, with open gaps far behind.
+#[tokio::test]
+async fn a_turn_and_a_poll_read_only_what_they_take_however_long_the_log_is() {
+    let project =
+        Project::declare(&ONE_GROUP.replace("[streams.orders]", "[streams.orders]\npartition_rows = 10000")).await;
+    for _ in 0..4 {
+        project
+            .run("select {schema}.produce_batch('orders', array(select 'x'::bytea from generate_series(1, 50000)))")
+            .await;
+    }
+    project.run("analyze {schema}.message_log_1").await;
+    let group = project.group("email").await.id;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+    project.run(&format!("update {{schema}}.cursor set claimed = 150000 where group_id = {group};
+        insert into {{schema}}.cursor_gap (group_id, missing, holders, pids) values ({group}, '{{[20010,20020),[25000,25010)}}', '{{}}', '{{}}')")).await;
+    let claim = format!(
+        "select count(*) from {{schema}}.claim_1({group}, {host}, 0, '{{}}', 100, 1000000, 10, null, null, null, null)"
+    );
+    let poll = format!("select count(*) from {{schema}}.groups_with_work(array[{group}])");
+    let mut session = project.session().await;
+    // More turns than a plan is made anew for.
+    for turn in 0..8 {
+        for (statement, rows_max) in [(&claim, 130), (&poll, 10)] {
+            // The counts may hold what the connection did before, so they are compared.
+            let counts = "select relname, seq_scan, seq_tup_read, idx_scan, idx_tup_fetch from pg_stat_xact_user_tables
+                where relname like 'message\\_log\\_1\\_p%'";
+            session.run(&format!("begin; create temp table before on commit drop as {counts}")).await;
+            session.number(statement).await;
+            let read = |what: &str| format!("select {what} from ({counts}) a left join before b using (relname)");
+            let grown = |column: &str| format!("coalesce(sum(a.{column} - coalesce(b.{column}, 0)), 0)::bigint");
+            for column in ["seq_scan", "seq_tup_read"] {
+                assert_eq!(session.number(&read(&grown(column))).await, 0, "turn {turn}: {column} of {statement}");
+            }
+            let partitions =
+                session.number(&read("count(*) filter (where a.idx_scan > coalesce(b.idx_scan, 0))")).await;
+            // The first five plans are made for their parameters, and planning looks at the ends of every index in reach.
+            let partitions_max = if turn < 6 { 10 } else { 4 };
+            assert!(
+                (1..=partitions_max).contains(&partitions),
+                "turn {turn}: {partitions} partitions read by {statement}"
+            );
+            let rows = session.number(&read(&grown("idx_tup_fetch"))).await;
+            assert!((1..=rows_max).contains(&rows), "turn {turn}: {rows} rows read by {statement}");
+            session.run("rollback").await;
+        }
+    }
+}
+
+/// What the soak test counts: deliveries by payload.
+type Counts = Arc<Mutex<HashMap<String, u32>>>;
+
+/// One producer: up to four messages a transaction, a random sleep between drawing the ids and the end, one in ten
+/// rolled back. Answers what it committed.
+async fn producer(mut session: Session, number: u64, seed: u64, until: Instant) -> Vec<String> {
+    let mut random = fastrand::Rng::with_seed(seed + number);
+    let mut committed = Vec::new();
+    let mut count = 0;
+    while Instant::now() < until {
+        let payloads: Vec<String> = (0..random.u32(1..=4)).map(|at| format!("{number}-{count}-{at}")).collect();
+        count += 1;
+        session.run("begin").await;
+        for payload in &payloads {
+            session.run(&format!("select {{schema}}.produce('orders', '{payload}')")).await;
+        }
+        let sleep = if random.u32(0..50) == 0 { random.u64(0..600) } else { random.u64(0..50) };
+        tokio::time::sleep(Duration::from_millis(sleep)).await;
+        if random.u32(0..10) == 0 {
+            session.run("rollback").await;
+        } else {
+            session.run("commit").await;
+            committed.extend(payloads);
+        }
+    }
+    committed
+}
+
+/// Must-show 3. 32 slow producers, three hosts, and an unrelated transaction with an xid left open the whole time:
+/// nothing is lost, nothing comes twice, gaps stay few and are all closed at the end, and small partitions are extended on
+/// the way. MILLSTREAM_SOAK=1 makes it ten minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_or_delivered_twice_with_slow_producers_and_an_open_stranger() {
+    let length = Duration::from_secs(if std::env::var_os("MILLSTREAM_SOAK").is_some() { 600 } else { 10 });
+    let seed = fastrand::u64(..1 << 32);
+    println!("seed {seed}");
+    let project =
+        Project::declare(&ONE_GROUP.replace("[streams.orders]", "[streams.orders]\npartition_rows = 1000")).await;
+    let mut stranger = project.session().await;
+    stranger.run("create table {schema}.unrelated (n integer); begin; insert into {schema}.unrelated values (1)").await;
+    let counts = Counts::default();
+    let mut hosts = Vec::new();
+    for _ in 0..3 {
+        let counts = Arc::clone(&counts);
+        let handler = move |message: Message| {
+            *counts.lock().unwrap().entry(String::from_utf8(message.payload.unwrap()).unwrap()).or_default() += 1;
+            done()
+        };
+        hosts.push(project.host("email", handler).await);
+    }
+    let until = Instant::now() + length;
+    let mut producers = JoinSet::new();
+    for number in 0..32 {
+        producers.spawn(producer(project.session().await, number, seed, until));
+    }
+    let mut gaps_max = 0;
+    while Instant::now() < until {
+        gaps_max = gaps_max.max(project.number("select count(*) from {schema}.cursor_gap").await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut committed = Vec::new();
+    while let Some(joined) = producers.join_next().await {
+        committed.extend(joined.expect("no producer fails"));
+    }
+    wait_for("the deliveries", LIMIT, async || counts.lock().unwrap().len() >= committed.len()).await;
+    wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
+    let counts = counts.lock().unwrap().clone();
+    let lost: Vec<_> = committed.iter().filter(|payload| !counts.contains_key(*payload)).collect();
+    let twice: Vec<_> = counts.iter().filter(|(_, count)| **count != 1).collect();
+    assert!(lost.is_empty() && twice.is_empty(), "seed {seed}: lost {lost:?}, twice {twice:?}");
+    assert_eq!(counts.len(), committed.len(), "seed {seed}: what was rolled back is not delivered");
+    assert!(committed.len() > 1000, "only {} messages: this shows nothing", committed.len());
+    // Each producer holds at most one gap open at a time, and closing one takes a turn.
+    assert!(gaps_max <= 500, "seed {seed}: {gaps_max} gaps were open at once");
+    println!("{} messages, at most {gaps_max} gaps open", committed.len());
+    stranger.run("rollback").await;
+    for host in hosts {
+        host.drain().await;
+    }
+}
