@@ -10,6 +10,8 @@ mod with_database;
 
 mod up;
 
+mod bench;
+
 mod apply;
 
 mod status;
@@ -91,6 +93,8 @@ pub enum Verb {
     Doctor,
     /// Start a handler: writes a project that builds
     New(new::New),
+    /// Measure: each figure with its ratio to a bare Postgres in the same run
+    Bench(bench::Bench),
     /// Print the versions of this program and of what it is built on
     Version,
     /// Print the completions of a shell
@@ -148,6 +152,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Check(check) => check.run(&global),
         Verb::Doctor => doctor::run(&global).await,
         Verb::New(new) => new.run(&global),
+        Verb::Bench(bench) => bench.run(&global).await,
         Verb::Version => version::run(&global),
         Verb::Completions(completions) => completions.run(&mut Arguments::command()),
     }

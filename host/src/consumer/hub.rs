@@ -32,10 +32,13 @@ impl Seat {
     }
 }
 
+/// A group's stream and its seat.
+type Seated = (Arc<str>, Arc<Seat>);
+
 /// All groups of this host.
 #[derive(Debug, Default)]
 pub struct Hub {
-    seats: Mutex<HashMap<GroupId, (Arc<str>, Arc<Seat>)>>,
+    seats: Mutex<HashMap<GroupId, Seated>>,
     /// Streams this host produced to, of which other hosts have not been told yet.
     produced: Mutex<BTreeSet<String>>,
     /// Something happened: the idle poll goes back to its shortest interval.

@@ -1,6 +1,13 @@
 //! The pool, and what a Postgres must be before we use it. Runs no statement of the engine.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sqlx::{
@@ -28,6 +35,8 @@ const NAME_BYTES_MAX: usize = 63;
 pub struct Database {
     pub pool: PgPool,
     pub schema: Schema,
+    /// How many statements of `.sql` files were made, for counting what a message costs.
+    pub statements: Arc<AtomicU64>,
     pub(super) connect: Connect,
 }
 
@@ -49,7 +58,7 @@ impl Database {
             // would cost a round trip a turn.
             .test_before_acquire(false)
             .connect_lazy_with(connect.options.clone());
-        Ok(Self { pool, schema: Schema::new(schema), connect })
+        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect })
     }
 
     /// A statement of a `.sql` file about shared tables. Behind a pooler it is not kept prepared, so run it inside a
@@ -76,6 +85,7 @@ impl Database {
     }
 
     fn prepared(&self, sql: AssertSqlSafe<String>) -> Query<'static, Postgres, PgArguments> {
+        self.statements.fetch_add(1, Relaxed);
         sqlx::query(sql).persistent(self.connect.pooler == Pooler::Absent)
     }
 

@@ -26,6 +26,8 @@ mod recover;
 
 mod reconcile;
 
+pub mod floor;
+
 mod names;
 
 mod inspect;

@@ -128,7 +128,7 @@ impl Memory {
 
     /// Whether claims have done messages that wait for slower ones of their claim.
     pub fn has_partly_done(&self) -> bool {
-        self.claims.values().any(|held| !held.done.is_empty() && !(held.open.is_empty() && held.settling.is_empty()))
+        self.claims.values().any(|held| !held.done.is_empty() && (!held.open.is_empty() || !held.settling.is_empty()))
     }
 
     /// Up to `max` ended deliveries to settle in one transaction, the plainly done ones of unfinished claims with them.

@@ -1,0 +1,110 @@
+//! Consuming a backlog against a bare keyset SELECT of the same rows.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+
+use super::{
+    Bench, Figure,
+    stage::{BATCH, Stage, plain},
+};
+use crate::{
+    config::Instance,
+    engine::floor,
+    handler::{Finished, Message},
+};
+
+/// A ceiling against hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+
+pub async fn measure(stage: &Stage, bench: &Bench) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    let reuse = consume(stage, bench, "reuse", Some(Instance::Reuse)).await?;
+    let fresh = consume(stage, bench, "fresh", Some(Instance::Fresh)).await?;
+    let closure = consume(stage, bench, "closure", None).await?;
+    figures.push(reuse.floor_figure());
+    figures.push(reuse.figure("no-op handler, reused sandbox", "bare SELECT", reuse.floor));
+    figures.push(fresh.figure("no-op handler, fresh sandbox", "reused sandbox", reuse.rate));
+    figures.push(closure.figure("no sandbox at all", "bare SELECT", closure.floor));
+    Ok(figures)
+}
+
+struct Consumed {
+    rate: f64,
+    /// Messages a second of the bare SELECT over the same log.
+    floor: f64,
+    wal_bytes: f64,
+    statements: f64,
+}
+
+impl Consumed {
+    fn floor_figure(&self) -> Figure {
+        Figure {
+            scenario: "consume",
+            what: "bare SELECT, 250 at a time".to_owned(),
+            value: self.floor,
+            unit: "messages/s",
+            ratio: None,
+            floor: None,
+            wal_bytes_per_message: None,
+            statements_per_message: None,
+        }
+    }
+
+    fn figure(&self, what: &str, floor: &str, floor_rate: f64) -> Figure {
+        Figure {
+            scenario: "consume",
+            what: what.to_owned(),
+            value: self.rate,
+            unit: "messages/s",
+            ratio: Some(self.rate / floor_rate),
+            floor: Some(floor.to_owned()),
+            wal_bytes_per_message: Some(self.wal_bytes),
+            statements_per_message: Some(self.statements),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+async fn consume(stage: &Stage, bench: &Bench, name: &str, instance: Option<Instance>) -> Result<Consumed> {
+    let (config, group) = stage.group(name, instance.unwrap_or(Instance::Fresh)).await?;
+    let batch: Vec<_> = bench.payloads(BATCH).into_iter().map(plain).collect();
+    let batches = (bench.messages as usize).div_ceil(BATCH);
+    for _ in 0..batches {
+        stage.produce(name, &batch).await?;
+    }
+    let messages = (batches * BATCH) as f64;
+    floor::read(&stage.database, group.stream_id).await?; // both sides find the log in memory
+    let started = Instant::now();
+    let read = floor::read(&stage.database, group.stream_id).await?;
+    let floor = read as f64 / started.elapsed().as_secs_f64();
+
+    let handler = match instance {
+        Some(_) => stage.handler(&config, &group)?,
+        None => Arc::new(|_: Message| Finished::plain(crate::handler::Outcome::Done)),
+    };
+    let (wal, statements) = (floor::wal_bytes(&stage.database).await?, stage.database.statements.load(Relaxed));
+    let started = Instant::now();
+    let host = stage.host(&config, &group, handler).await?;
+    let counters = host.counters.group(name);
+    while done(&counters.done) < (batches * BATCH) as u64 {
+        ensure!(started.elapsed() < LIMIT, "the backlog is not consumed within {} s", LIMIT.as_secs());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let elapsed = started.elapsed();
+    stage.drained(&group, LIMIT).await?;
+    let wal_bytes = (floor::wal_bytes(&stage.database).await? - wal) as f64 / messages;
+    let statements = (stage.database.statements.load(Relaxed) - statements) as f64 / messages;
+    host.consumer.drain().await;
+    Ok(Consumed { rate: messages / elapsed.as_secs_f64(), floor, wal_bytes, statements })
+}
+
+fn done(counter: &AtomicU64) -> u64 {
+    counter.load(Relaxed)
+}

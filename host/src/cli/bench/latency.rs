@@ -1,0 +1,143 @@
+//! From before a produce to the handler's start, at 1,000 messages a second offered; the floor is a bare INSERT of one
+//! row and its commit, which is what the disk allows.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Bench, Figure,
+    stage::{Stage, plain},
+};
+use crate::{
+    config::Instance,
+    engine::floor,
+    handler::{Handler, Handling, Message},
+};
+
+/// Offered messages a second.
+const OFFERED: u32 = 1000;
+
+pub async fn measure(stage: &Stage, bench: &Bench) -> Result<Vec<Figure>> {
+    let commit = commits(stage).await?;
+    let floor = percentile(&commit, 0.5);
+    let mut figures = vec![figure("bare INSERT of one row, committed: p50", floor, None)];
+    for (name, what, hint) in
+        [("host", "produced through the host", true), ("sql", "produced by SQL from elsewhere", false)]
+    {
+        let mut latencies = offer(stage, bench, name, hint).await?;
+        latencies.sort_unstable();
+        for (rank, label) in [(0.5, "p50"), (0.99, "p99"), (1.0, "max")] {
+            figures.push(figure(&format!("{what}: {label}"), percentile(&latencies, rank), Some(floor)));
+        }
+    }
+    Ok(figures)
+}
+
+fn figure(what: &str, value: Duration, floor: Option<Duration>) -> Figure {
+    Figure {
+        scenario: "latency",
+        what: what.to_owned(),
+        value: value.as_secs_f64() * 1000.0,
+        unit: "ms",
+        ratio: floor.map(|floor| value.as_secs_f64() / floor.as_secs_f64()),
+        floor: floor.map(|_| "bare commit p50".to_owned()),
+        wal_bytes_per_message: None,
+        statements_per_message: None,
+    }
+}
+
+/// How long single committed inserts take, sorted.
+async fn commits(stage: &Stage) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    for _ in 0..300 {
+        let started = Instant::now();
+        floor::insert(&stage.database, &[vec![0; 100]]).await?;
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "an index into a list"
+)]
+fn percentile(sorted: &[Duration], rank: f64) -> Duration {
+    let index = ((sorted.len() as f64 * rank).ceil() as usize).clamp(1, sorted.len()) - 1;
+    sorted[index]
+}
+
+/// Notes when a delivery starts, then runs the handler under measurement.
+struct Timed {
+    inner: Arc<dyn Handler>,
+    started: Instant,
+    latencies: Arc<Mutex<Vec<Duration>>>,
+}
+
+impl Handler for Timed {
+    fn handle<'a>(&'a self, message: Message, cut: &'a CancellationToken) -> Handling<'a> {
+        let now = self.started.elapsed();
+        let sent = message.payload.as_deref().and_then(|payload| payload.first_chunk::<8>());
+        if let Some(sent) = sent {
+            let sent = Duration::from_nanos(u64::from_le_bytes(*sent));
+            self.latencies.lock().expect("pushing does not panic").push(now.saturating_sub(sent));
+        }
+        self.inner.handle(message, cut)
+    }
+}
+
+async fn offer(stage: &Stage, bench: &Bench, name: &'static str, hint: bool) -> Result<Vec<Duration>> {
+    let (config, group) = stage.group(name, Instance::Fresh).await?;
+    let latencies = Arc::new(Mutex::new(Vec::new()));
+    let started = Instant::now();
+    let timed = Timed { inner: stage.handler(&config, &group)?, started, latencies: Arc::clone(&latencies) };
+    let host = Arc::new(stage.host(&config, &group, Arc::new(timed)).await?);
+    let elsewhere = stage.database.with_own_pool(8);
+    let database = if hint { stage.database.clone() } else { elsewhere.clone() };
+    let mut producing = JoinSet::new();
+    let mut tick = tokio::time::interval(Duration::from_secs(1) / OFFERED);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
+    let count = bench.seconds * OFFERED;
+    for _ in 0..count {
+        tick.tick().await;
+        while producing.len() >= 64 {
+            producing.join_next().await.context("wait for a producer")???;
+        }
+        let (database, host) = (database.clone(), Arc::clone(&host));
+        producing.spawn(async move {
+            let mut payload = vec![0; 100];
+            let sent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            payload[..8].copy_from_slice(&sent.to_le_bytes());
+            produce_one(&database, name, payload).await?;
+            if hint {
+                host.consumer.produced(name);
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(produced) = producing.join_next().await {
+        produced??;
+    }
+    stage.drained(&group, Duration::from_secs(60)).await?;
+    Arc::into_inner(host).context("the producers have ended")?.consumer.drain().await;
+    elsewhere.close().await;
+    let latencies = std::mem::take(&mut *latencies.lock().expect("pushing does not panic"));
+    Ok(latencies)
+}
+
+async fn produce_one(database: &crate::database::Database, stream: &str, payload: Vec<u8>) -> Result<()> {
+    let message = plain(payload);
+    let mut tx = database.pool.begin().await?;
+    let entry = crate::engine::NewEntry { message: &message, deliver_after: None };
+    crate::engine::produce(database, &mut tx, stream, &[entry]).await?;
+    tx.commit().await?;
+    Ok(())
+}
