@@ -29,3 +29,5 @@ mod deploy;
 mod produce;
 
 mod gap_rule;
+
+mod recovery;

@@ -50,7 +50,7 @@ impl Keeper {
     pub fn start(database: &Database, terms: Terms, counters: Arc<Counters>) -> Result<Self> {
         let (sender, identity) = watch::channel(None);
         let stop = CancellationToken::new();
-        let keeping = Keeping { database: database.with_own_pool(1), terms, counters, sender, stop: stop.clone() };
+        let keeping = Keeping { database: database.clone(), terms, counters, sender, stop: stop.clone() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("make a runtime")?;
         let thread = thread::Builder::new()
             .name("millstream-lease".to_owned())
@@ -96,20 +96,23 @@ const RETRY: Duration = Duration::from_millis(250);
 impl Keeping {
     async fn run(self) {
         while !self.stop.is_cancelled() {
+            // A connection for each identity: on the one before a renewal may wait for an answer that never comes.
+            let database = self.database.with_own_pool(1);
             let sent = clock::now();
-            match register(&self.database, &self.terms.name, self.terms.lease).await {
-                Ok(host) => self.keep(host, sent).await,
-                Err(error) => {
+            let registration = register(&database, &self.terms.name, self.terms.lease);
+            match tokio::time::timeout(self.terms.lease, registration).await {
+                Ok(Ok(host)) => self.keep(&database, host, sent).await,
+                Ok(Err(error)) => {
                     tracing::warn!("failed to register this host, will try again: {error:#}");
                     self.pause(RETRY).await;
                 }
+                Err(_elapsed) => tracing::warn!("failed to register this host within its lease, will try again"),
             }
         }
-        self.database.close().await;
     }
 
     /// One identity, until its lease is lost or given up.
-    async fn keep(&self, host: HostId, sent: Duration) {
+    async fn keep(&self, database: &Database, host: HostId, sent: Duration) {
         let cut = CancellationToken::new();
         let mut until = self.end_of(sent);
         self.sender.send_replace(Some(Identity { host, cut: cut.clone() }));
@@ -118,11 +121,11 @@ impl Keeping {
         loop {
             self.pause(wait.min(until.saturating_sub(clock::now()))).await;
             if self.stop.is_cancelled() {
-                return self.give_up(host).await;
+                return self.give_up(database, host).await;
             }
             let sent = clock::now();
             let stats = self.counters.snapshot();
-            let renewal = renew(&self.database, host, self.terms.lease, &stats);
+            let renewal = renew(database, host, self.terms.lease, &stats);
             let renewed = tokio::time::timeout(until.saturating_sub(sent), renewal).await;
             match renewed {
                 Ok(Ok(true)) => {
@@ -149,9 +152,9 @@ impl Keeping {
         sent + self.terms.lease - self.terms.lease / 10
     }
 
-    async fn give_up(&self, host: HostId) {
+    async fn give_up(&self, database: &Database, host: HostId) {
         self.sender.send_replace(None);
-        match deregister(&self.database, host).await {
+        match deregister(database, host).await {
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 host = host.0,
@@ -159,6 +162,7 @@ impl Keeping {
             ),
             Err(error) => tracing::warn!(host = host.0, "failed to deregister: {error:#}"),
         }
+        database.close().await;
     }
 
     async fn pause(&self, duration: Duration) {
