@@ -10,6 +10,20 @@ mod config;
 
 mod cli;
 
+mod cli_apply;
+
+mod cli_dead;
+
+mod cli_doctor;
+
+mod cli_groups;
+
+mod cli_names;
+
+mod cli_produce;
+
+mod cli_tail;
+
 mod database;
 
 mod embedded_postgres;

@@ -14,6 +14,8 @@ mod logs;
 
 mod program;
 
+pub mod verbs;
+
 mod wait;
 
 pub use cluster::{cluster, scratch_folder};

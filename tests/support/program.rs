@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -40,7 +41,20 @@ impl Program {
 
     /// Runs it to its end: status, standard output, standard error.
     pub fn run(&self, arguments: &[&str]) -> (ExitStatus, String, String) {
-        let output = self.command(arguments).output().expect("run millstream");
+        self.run_with_input(arguments, b"")
+    }
+
+    /// The same with this standard input.
+    pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> (ExitStatus, String, String) {
+        let mut command = self.command(arguments);
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().expect("start millstream");
+        let mut stdin = child.stdin.take().expect("it is piped");
+        let input = input.to_owned();
+        // A program that has read enough closes its end, and that is no failure.
+        let writing = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let output = child.wait_with_output().expect("wait for millstream");
+        writing.join().expect("write standard input");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8 output");
         (output.status, text(output.stdout), text(output.stderr))
     }
