@@ -31,9 +31,8 @@ begin
 end
 $$;
 
--- What has appeared in the open gaps of a group: p_want rows and one more, which tells that
--- something is left, of each range too. Lowest
--- partition first. Index: message_log primary key.
+-- What has appeared in the open gaps of a group: p_want rows and one more, which tells that something is left, of each
+-- range too. Lowest partition first. Index: message_log primary key.
 create or replace function {schema}.log_in_gaps_{stream_id}(p_group integer, p_want integer)
 returns table (gap_id bigint, message {schema}.message_log_{stream_id})
 language plpgsql stable rows 250 set plan_cache_mode = force_custom_plan
