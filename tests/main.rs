@@ -32,6 +32,10 @@ mod program;
 
 mod consume;
 
+mod maintenance;
+
+mod retention;
+
 mod sandbox;
 
 mod sandbox_load;

@@ -21,6 +21,8 @@ mod polling;
 
 mod rescue;
 
+mod upkeep;
+
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::Result;
@@ -33,7 +35,11 @@ pub use self::{
     group::Newest,
     identity::{Identity, Terms},
 };
-use crate::{config, database::Database, engine::GroupHandle};
+use crate::{
+    config,
+    database::Database,
+    engine::{GroupHandle, HostId},
+};
 
 /// One host at work: all its groups. Dropping it without [`Consumer::drain`] is like a crash: others take over when its
 /// lease ends.
@@ -76,6 +82,7 @@ impl Consumer {
         services.spawn(polling::send_hints(database.clone(), Arc::clone(&hub), stop.clone()));
         services.spawn(polling::hear_hints(database.clone(), Arc::clone(&hub), stop.clone()));
         services.spawn(rescue::rescue(database.clone(), Arc::clone(&hub), Arc::clone(&counters), stop.clone()));
+        services.spawn(upkeep::keep_up(database.clone(), Arc::clone(&counters), stop.clone()));
         services.spawn(rescue::compare(
             database.clone(),
             Arc::clone(&hub),
@@ -133,6 +140,11 @@ impl Consumer {
     /// Whether this host has an identity, without which it claims nothing.
     pub fn is_alive(&self) -> bool {
         self.keeper.identity().borrow().is_some()
+    }
+
+    /// The identity this host has now.
+    pub fn host(&self) -> Option<HostId> {
+        self.keeper.identity().borrow().as_ref().map(|identity| identity.host)
     }
 
     /// Waits until this host has an identity.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgPool, Postgres, Row,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, Row,
     postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
     query::Query,
 };
@@ -97,6 +97,17 @@ impl Database {
             .test_before_acquire(false)
             .connect_lazy_with(self.connect.options.clone());
         Self { pool, ..self.clone() }
+    }
+
+    /// A connection outside the pool, for statements that no transaction may surround. Each waits for a lock for
+    /// `lock_timeout` at most; behind a pooler, where a session keeps no setting, for as long as it takes.
+    pub async fn connect_alone(&self, lock_timeout: Duration) -> Result<PgConnection, sqlx::Error> {
+        let mut connection = self.connect.options.connect().await?;
+        if self.connect.pooler == Pooler::Absent {
+            let setting = format!("set lock_timeout = {}", lock_timeout.as_millis());
+            sqlx::raw_sql(AssertSqlSafe(setting)).execute(&mut connection).await?;
+        }
+        Ok(connection)
     }
 
     /// Waits until every connection is back and closed.

@@ -37,6 +37,8 @@ const SLOW_LOOK: Duration = Duration::from_secs(2);
 
 /// Serves each group the newest good handler of the folder.
 pub struct Deployer {
+    folder: PathBuf,
+    bytes_max: u64,
     groups: Arc<Groups>,
     changed: Arc<Notify>,
     tasks: JoinSet<()>,
@@ -59,11 +61,12 @@ impl Deployer {
         let groups = Arc::new(Groups::new(sandbox.clone()));
         groups.update(deployments);
         let changed = Arc::new(Notify::new());
+        let bytes_max = sandbox.file_bytes_max();
         let (first_done, first_look) = oneshot::channel();
         let watcher = Watching {
             watch: FolderWatch::new(folder.clone(), changed.clone()),
             sandbox,
-            folder,
+            folder: folder.clone(),
             groups: groups.clone(),
             changed: changed.clone(),
             files: BTreeMap::new(),
@@ -76,7 +79,7 @@ impl Deployer {
         });
         // An error means that the watcher was shut down before its first look ended.
         let _ = first_look.await;
-        Self { groups, changed, tasks }
+        Self { folder, bytes_max, groups, changed, tasks }
     }
 
     /// Follows the handler of a group; `None` for a group that is not in streams.toml. Use the newest for each new
@@ -88,6 +91,15 @@ impl Deployer {
     /// Every group's handler as of now.
     pub fn status(&self) -> BTreeMap<String, Status> {
         self.groups.status()
+    }
+
+    /// The bytes of a file, if it still is what `digest` names: they are read again, not kept in memory.
+    pub async fn bytes(&self, file: &str, digest: &str) -> Option<Vec<u8>> {
+        let (path, bytes_max) = (self.folder.join(file), self.bytes_max);
+        match tokio::task::spawn_blocking(move || read::read(&path, bytes_max)).await {
+            Ok((Seen::File { digest: seen, .. }, bytes)) if *seen == *digest => Some(bytes),
+            _ => None,
+        }
     }
 
     /// Takes over what streams.toml says now. A group that is gone closes its receivers.

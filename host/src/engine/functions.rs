@@ -11,15 +11,16 @@ use crate::database::Database;
 /// signature also needs a migration that drops the old one.
 const VERSION: i32 = 1;
 
-const SHARED: &str = include_str!("functions/shared.sql");
+const SHARED: &[&str] = &[include_str!("functions/shared.sql"), include_str!("functions/maintain.sql")];
 
-const STREAM: &[&str] = &[include_str!("functions/produce.sql"), include_str!("functions/claim.sql")];
+const STREAM: &[&str] =
+    &[include_str!("functions/produce.sql"), include_str!("functions/log.sql"), include_str!("functions/claim.sql")];
 
 /// Installs what is missing or out of date. The caller holds the declaration lock.
 ///
 /// Fails when a newer program has installed newer functions.
 pub async fn install(database: &Database, tx: &mut PgConnection, streams: &[StreamId]) -> Result<()> {
-    let shared = database.schema.sql(SHARED).0;
+    let shared = SHARED.iter().map(|part| database.schema.sql(part).0).collect::<String>();
     install_set(database, tx, "shared", shared).await?;
     for stream in streams {
         let text = STREAM.iter().map(|part| database.schema.stream_sql(part, stream.0).0).collect::<String>();

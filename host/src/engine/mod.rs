@@ -2,7 +2,7 @@
 //! Knows SQL and no wasm; it never runs a handler and never retries a statement.
 //!
 //! Where to look: the claim algorithm is `functions/claim.sql`, the produce API `functions/shared.sql` and
-//! `functions/produce.sql`, the end of a delivery `settle.rs`, a dead host's work `recover.rs`.
+//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's work `recover.rs`.
 
 mod ids;
 
@@ -36,6 +36,8 @@ mod dead;
 
 mod read;
 
+mod maintain;
+
 pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work, has_unfinished, hint};
 pub use dead::{
     DeadFilter, DeadLetter, DeadLetterDetails, DeadPage, check_ids, discard, list as list_dead,
@@ -47,6 +49,7 @@ pub use group::{GroupHandle, load_groups};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
 pub use lease::{dead_hosts, deregister, register, renew};
+pub use maintain::{Deployed, Passed, Pinned, Report, Step, maintain, record_deployment};
 pub use names::{find_group, find_stream};
 pub use produce::{NewEntry, ProduceError, Produced, produce};
 pub use read::{LogEntry, last_positions, read_log, read_payload};

@@ -1,6 +1,7 @@
 -- Messages the group gives up on, each with its own copy. $1 group, then arrays: message, attempts, class, error, digest,
 -- dead letter it was redriven from. A redriven one that dies again goes back to its row, and so does one that is
 -- delivered again for another reason: a group has one dead letter of a message.
+-- One whose row somebody removed from the log by hand ends too, without a payload, and says so.
 -- Called by engine::settle and engine::recover after the messages were taken out.
 with dead as (
     select * from unnest($2::bigint[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::bigint[])
@@ -14,9 +15,11 @@ again as (
 )
 insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, digest,
     message_key, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at)
-select $1, {stream_id}, l.id, a.attempts, a.class, a.error, a.digest,
-    l.message_key, l.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload, l.created_at
-from dead a join {schema}.message_log_{stream_id} l on l.id = a.message_id
+select $1, {stream_id}, a.message_id, a.attempts, a.class,
+    case when l.id is null then 'the message is no longer in the log; it failed with: ' else '' end || a.error, a.digest,
+    l.message_key, coalesce(l.concurrency, 'parallel'), l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
+    coalesce(l.created_at, clock_timestamp())
+from dead a left join {schema}.log_rows_{stream_id}($2::bigint[]) l on l.id = a.message_id
 where a.dead_letter_id is null
 on conflict on constraint dead_letter_once do update
 set attempts = excluded.attempts, class = excluded.class, error = excluded.error, digest = excluded.digest, deaths = d.deaths + 1,

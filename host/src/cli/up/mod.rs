@@ -7,6 +7,8 @@ mod follow;
 
 mod parts;
 
+mod record;
+
 mod signals;
 
 use std::{sync::Arc, time::Duration};
@@ -104,7 +106,7 @@ impl Up {
                 }
                 reason = &mut server_ended => return Err(anyhow!("Postgres has ended by itself: {reason}")),
                 _ = look.tick() => {
-                    parts.publish();
+                    parts.publish(database).await;
                     if self.drain && parts.is_drained(database).await {
                         return Ok(());
                     }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::record::Recorder;
 use crate::{
     config::{self, Config},
     consumer::{Consumer, Counters},
@@ -26,6 +27,7 @@ pub struct Parts {
     deployer: Deployer,
     consumer: Consumer,
     counters: Arc<Counters>,
+    recorder: Recorder,
     /// The policies that the groups run with.
     running: HashMap<String, Arc<config::Group>>,
     shutdown: CancellationToken,
@@ -47,16 +49,21 @@ impl Parts {
         let counters = Arc::new(Counters::default());
         counters.publish("sandbox", json!(sandbox.describe()));
         let consumer = Consumer::start(database, &config.host, &host_name(), Arc::clone(&counters))?;
-        let mut parts = Self { sandbox, deployer, consumer, counters, running: HashMap::new(), shutdown };
-        parts.publish();
+        let recorder = Recorder::default();
+        let mut parts = Self { sandbox, deployer, consumer, counters, recorder, running: HashMap::new(), shutdown };
         parts.consumer.alive().await;
+        parts.publish(database).await;
         parts.run_groups(database, config).await?;
         Ok(parts)
     }
 
-    /// What `status` tells about the handlers here.
-    pub fn publish(&self) {
-        self.counters.publish("handlers", json!(self.deployer.status()));
+    /// Tells `status` about the handlers here, and records what has been deployed since the last time.
+    pub async fn publish(&mut self, database: &Database) {
+        let status = self.deployer.status();
+        self.counters.publish("handlers", json!(status));
+        if let Some(host) = self.consumer.host() {
+            self.recorder.record(database, host, &self.deployer, &status).await;
+        }
     }
 
     pub fn describe(&self) -> &str {

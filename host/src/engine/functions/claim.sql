@@ -16,7 +16,7 @@
 --
 -- With a filter, up to 1000 rows are looked at in a turn, so that a group that wants few messages passes the others fast.
 --
--- Indexes: message_log primary key (range scans from the cursor and inside gaps), exception_due.
+-- Indexes: exception_due. The log is only read through functions/log.sql, which touches few partitions.
 --
 -- Rows: the first has source 0 and tells how the turn went (note, settled, frontier); the others are messages,
 -- source 1 from the log under claim_id, source 2 from exception.
@@ -64,6 +64,7 @@ declare
     v_live text[];                              -- producers alive before this turn's snapshot; null: no gap is open
     v_prepared boolean;                         -- one of them is a prepared transaction
     v_scan integer := p_want;                   -- rows to look at
+    v_due bigint[];                             -- exceptions this turn takes
 begin
     -- Losing a plain claim or settle in a crash of the database only means a redelivery.
     perform set_config('synchronous_commit', 'off', true);
@@ -121,7 +122,7 @@ begin
                         and (p_keys is null or m.message_key like any (p_keys))
                         and (p_not_keys is null or m.message_key is null or not m.message_key like any (p_not_keys))
                         and (p_headers is null or m.headers @> p_headers) as matches
-                    from {schema}.message_log_{stream_id} m where m.id > v_cursor order by m.id limit v_scan
+                    from {schema}.log_after_{stream_id}(v_cursor, v_scan) m
                 ) as l
             ) as l where l.wanted <= p_want
         ),
@@ -135,13 +136,10 @@ begin
                     and (p_keys is null or l.message_key like any (p_keys))
                     and (p_not_keys is null or l.message_key is null or not l.message_key like any (p_not_keys))
                     and (p_headers is null or l.headers @> p_headers) as matches,
-                g.id as gap_id, row_number() over (order by l.id) as n,
-                sum(coalesce(octet_length(l.payload), 0)) over (order by l.id) as bytes
-            from open_gap g, unnest(g.missing) as r (ids), lateral (
-                select * from {schema}.message_log_{stream_id}
-                where id >= lower(r.ids) and id < upper(r.ids) order by id limit p_want + 1
+                row_number() over (order by l.id) as n, sum(coalesce(octet_length(l.payload), 0)) over (order by l.id) as bytes
+            from (
+                select (g.message).*, g.gap_id from {schema}.log_in_gaps_{stream_id}(p_group, p_want) g where v_live is not null
             ) as l
-            limit p_want + 1                    -- one more than fits tells that something is left, of each range too
         ),
         late_taken as materialized (
             select id, gap_id from late where n = 1 or (n <= p_want and bytes <= p_want_bytes)
@@ -228,26 +226,46 @@ begin
     end if;
 
     if p_want_retries > 0 then
-        return query
-        with due as (
+        select array_agg(message_id) into v_due from (
             select message_id from {schema}.exception
             where group_id = p_group and state in ('waiting', 'delayed') and due_at <= clock_timestamp()
             order by due_at limit p_want_retries for update skip locked
+        ) as due;
+    end if;
+    if v_due is not null then
+        return query
+        with due as materialized (              -- each with its message, from the log or from its dead letter's copy
+            select e.message_id, e.message_key, e.failures, e.dead_letter_id, e.replay, e.concurrency, e.last_digest,
+                l.id is not null or d.id is not null as is_there, coalesce(l.compaction_rank, d.compaction_rank) as compaction_rank,
+                coalesce(l.routing_key, d.routing_key) as routing_key, coalesce(l.headers, d.headers) as headers,
+                coalesce(l.content_type, d.content_type) as content_type, coalesce(l.payload, d.payload) as payload,
+                coalesce(l.created_at, d.produced_at) as produced_at
+            from {schema}.exception e
+            left join {schema}.log_rows_{stream_id}(v_due) l on l.id = e.message_id
+            left join {schema}.dead_letter d on d.id = e.dead_letter_id
+            where e.group_id = p_group and e.message_id = any (v_due)
         ),
         taken as (
             update {schema}.exception e
             set state = 'running', due_at = null, host_id = p_host, claim_id = v_claim
-            from due where e.group_id = p_group and e.message_id = due.message_id
-            returning e.*
+            from due where e.group_id = p_group and e.message_id = due.message_id and due.is_there
+        ),
+        vanished as (                           -- somebody removed the message by hand: it ends, and says so
+            delete from {schema}.exception e using due
+            where e.group_id = p_group and e.message_id = due.message_id and not due.is_there
+        ),
+        dead as (
+            insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, digest, message_key,
+                concurrency, produced_at)
+            select p_group, {stream_id}, message_id, failures, 'host', 'the message is no longer in the log, so it cannot be delivered again',
+                last_digest, message_key, concurrency, clock_timestamp()
+            from due where not is_there
+            on conflict on constraint dead_letter_once do nothing
         )
-        select 2::smallint, null::text, null::bigint[], null::bigint, v_claim, t.message_id, t.message_key,
-            coalesce(l.compaction_rank, d.compaction_rank), coalesce(l.routing_key, d.routing_key),
-            coalesce(l.headers, d.headers)::text, coalesce(l.content_type, d.content_type), coalesce(l.payload, d.payload),
-            (extract(epoch from coalesce(l.created_at, d.produced_at)) * 1000)::bigint, t.failures,
+        select 2::smallint, null::text, null::bigint[], null::bigint, v_claim, t.message_id, t.message_key, t.compaction_rank,
+            t.routing_key, t.headers::text, t.content_type, t.payload, (extract(epoch from t.produced_at) * 1000)::bigint, t.failures,
             t.dead_letter_id is not null, t.replay
-        from taken t
-        left join {schema}.message_log_{stream_id} l on l.id = t.message_id
-        left join {schema}.dead_letter d on d.id = t.dead_letter_id
+        from due t where t.is_there
         order by t.message_id;
     end if;
 
@@ -273,20 +291,6 @@ begin
     return exists (
             select from {schema}.cursor_gap
             where group_id = p_group and not ((v_prepared or v_live && holders) and not isempty(missing)))
-        or exists (
-            select from {schema}.cursor_gap g, unnest(g.missing) as r (ids), lateral (
-                select from {schema}.message_log_{stream_id} where id >= lower(r.ids) and id < upper(r.ids) order by id limit 1
-            ) as l
-            where g.group_id = p_group);
-end
-$$;
-
--- Is there anything in the log after the cursor? Called by groups_with_work. Not EXISTS: that forgets the order, and then
--- a partition is scanned from its beginning up to the cursor.
-create or replace function {schema}.has_work_{stream_id}(p_claimed bigint) returns boolean
-language plpgsql set plan_cache_mode = force_generic_plan
-as $$
-begin
-    return (select id from {schema}.message_log_{stream_id} where id > p_claimed order by id limit 1) is not null;
+        or exists (select from {schema}.log_in_gaps_{stream_id}(p_group, 0));
 end
 $$;

@@ -1,0 +1,225 @@
+-- What maintenance asks before it does anything: each of these is one cheap query for all streams. Installed by
+-- `engine::functions`; called by `engine::maintain`.
+
+-- Streams whose log has fewer than p_ahead empty partitions ahead of the last id drawn.
+create or replace function {schema}.streams_to_extend(p_ahead integer) returns setof integer
+language sql stable
+as $$
+    select s.id from {schema}.stream s
+    where coalesce((select max(upper_id) from {schema}.log_partition where stream_id = s.id), 1)
+        <= coalesce(pg_sequence_last_value(format('{schema_format}.message_log_%s_id', s.id)::regclass), 1) + p_ahead * s.partition_rows
+$$;
+
+-- Streams with idempotency keys older than their idempotency_ttl. Index: idempotency_key_N_age.
+create or replace function {schema}.streams_with_old_idempotency_keys() returns setof integer
+language plpgsql stable
+as $$
+declare
+    v_stream record;
+    v_found boolean;
+begin
+    for v_stream in select id, idempotency_ttl_ms from {schema}.stream order by id loop
+        execute format('select exists (select from {schema_format}.%I where created_at < clock_timestamp() - $1 * interval ''1 ms'')',
+            'idempotency_key_' || v_stream.id) into v_found using v_stream.idempotency_ttl_ms;
+        if v_found then
+            return next v_stream.id;
+        end if;
+    end loop;
+end
+$$;
+
+-- Detaches that began and did not end: their process, its host or the database crashed, or the wait for older
+-- transactions took too long.
+create or replace function {schema}.half_detached_partitions() returns table (stream_id integer, lower_id bigint)
+language sql stable
+as $$
+    select p.stream_id, p.lower_id
+    from {schema}.log_partition p
+    join pg_inherits i on i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)) and i.inhdetachpending
+    order by p.stream_id, p.lower_id
+$$;
+
+-- Partitions that are out of the log and whose tables wait to be dropped.
+create or replace function {schema}.detached_partitions() returns table (stream_id integer, lower_id bigint)
+language sql stable
+as $$
+    select p.stream_id, p.lower_id
+    from {schema}.log_partition p
+    where p.detached_at is not null
+        or not exists (select from pg_inherits i where i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)))
+    order by p.stream_id, p.lower_id
+$$;
+
+-- Ends a detach that began. Waits for transactions that may still read the partition, at most for the caller's
+-- lock_timeout.
+create or replace function {schema}.finish_detach(p_stream integer, p_lower_id bigint) returns void
+language plpgsql
+as $$
+declare
+    v_table text;
+begin
+    select table_name into strict v_table from {schema}.log_partition where stream_id = p_stream and lower_id = p_lower_id;
+    execute format('alter table {schema_format}.%I detach partition {schema_format}.%I finalize', 'message_log_' || p_stream, v_table);
+    perform {schema}.note_detached(p_stream, p_lower_id);
+end
+$$;
+
+-- Notes that a partition has left the log, if it has.
+create or replace function {schema}.note_detached(p_stream integer, p_lower_id bigint) returns void
+language sql
+as $$
+    update {schema}.log_partition p set detached_at = clock_timestamp()
+    where p.stream_id = p_stream and p.lower_id = p_lower_id and p.detached_at is null
+        and not exists (select from pg_inherits i where i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)))
+$$;
+
+-- Drops a partition that has left the log, and forgets it in the same transaction. Twice changes nothing.
+create or replace function {schema}.drop_detached(p_stream integer, p_lower_id bigint) returns void
+language plpgsql
+as $$
+declare
+    v_table text;
+begin
+    select table_name into v_table from {schema}.log_partition p
+    where stream_id = p_stream and lower_id = p_lower_id and detached_at is not null
+        and not exists (select from pg_inherits i where i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)))
+    for update;
+    if v_table is not null then
+        execute format('drop table if exists {schema_format}.%I', v_table);
+        delete from {schema}.log_partition where stream_id = p_stream and lower_id = p_lower_id;
+    end if;
+end
+$$;
+
+-- The lowest id of a stream that some group may still have to deliver, and that group; no row for a stream without groups.
+-- One statement, so that a message on its way from a claim to an exception is seen in one of them. Dead letters and what
+-- was redriven from them have their own copy and hold nothing.
+create or replace function {schema}.stream_progress(p_stream integer) returns table (message_id bigint, group_name text)
+language sql stable
+as $$
+    select least(
+            c.claimed + 1,
+            (select min(lower(missing)) from {schema}.cursor_gap where group_id = g.id),
+            (select min(lower(pending)) from {schema}.claim where group_id = g.id),
+            (select min(e.message_id) from {schema}.exception e where e.group_id = g.id and e.dead_letter_id is null)),
+        g.name
+    from {schema}.consumer_group g join {schema}.cursor c on c.group_id = g.id
+    where g.stream_id = p_stream
+    order by 1 limit 1
+$$;
+
+-- Partitions older than their stream's retention, lowest first, up to the first that is not, p_limit for a stream at most.
+-- `pinned_by` is the group that still needs one, and null when it can go by the statement `detach`, which no transaction
+-- and no function may surround.
+--
+-- A partition is old when all its ids have been drawn, no open transaction has written to it, and its newest row is
+-- older than the retention; when it is empty (all rolled back), the partition itself must be. Its newest row is the one
+-- with the highest id, an index probe: an id is drawn by the statement that stores the row, so time follows ids but for
+-- the length of one statement.
+create or replace function {schema}.old_partitions(p_limit integer)
+returns table (stream_id integer, stream_name text, lower_id bigint, detach text, pinned_by text)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+    v_stream record;
+    v_part record;
+    v_needed record;
+    v_last bigint;
+    v_newest timestamptz;
+begin
+    for v_stream in select id, name, retention_ms from {schema}.stream where retention_ms is not null order by id loop
+        v_last := coalesce(pg_sequence_last_value(format('{schema_format}.message_log_%s_id', v_stream.id)::regclass), 0);
+        v_needed := null;
+        for v_part in
+            select p.lower_id, p.upper_id, p.table_name, p.created_at, i.inhrelid
+            from {schema}.log_partition p
+            join pg_inherits i on i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)) and not i.inhdetachpending
+            where p.stream_id = v_stream.id and p.upper_id <= v_last and p.detached_at is null
+            order by p.lower_id limit p_limit
+        loop
+            execute format('select created_at from {schema_format}.%I order by id desc limit 1', v_part.table_name) into v_newest;
+            exit when coalesce(v_newest, v_part.created_at) >= clock_timestamp() - v_stream.retention_ms * interval '1 ms';
+            exit when exists (select from pg_locks where locktype = 'relation' and relation = v_part.inhrelid
+                and mode = 'RowExclusiveLock' and database = (select oid from pg_database where datname = current_database()));
+            if v_needed is null then
+                select * into v_needed from {schema}.stream_progress(v_stream.id);
+            end if;
+            stream_id := v_stream.id;
+            stream_name := v_stream.name;
+            lower_id := v_part.lower_id;
+            detach := format('alter table {schema_format}.%I detach partition {schema_format}.%I concurrently',
+                'message_log_' || v_stream.id, v_part.table_name);
+            pinned_by := case when v_needed.message_id < v_part.upper_id then v_needed.group_name end;
+            return next;
+        end loop;
+    end loop;
+end
+$$;
+
+-- Groups whose first undelivered message is older than their stream's max_lag.
+create or replace function {schema}.lagging_groups() returns setof integer
+language plpgsql stable
+as $$
+declare
+    v_group record;
+    v_lags boolean;
+begin
+    for v_group in
+        select g.id, g.stream_id, c.claimed, s.max_lag_ms
+        from {schema}.stream s join {schema}.consumer_group g on g.stream_id = s.id join {schema}.cursor c on c.group_id = g.id
+        where s.max_lag_ms is not null
+            and pg_sequence_last_value(format('{schema_format}.message_log_%s_id', s.id)::regclass) > c.claimed
+        order by g.id
+    loop
+        execute format('select exists (select from {schema_format}.%I($1, 1) where created_at < clock_timestamp() - $2 * interval ''1 ms'')',
+            'log_after_' || v_group.stream_id) into v_lags using v_group.claimed, v_group.max_lag_ms;
+        if v_lags then
+            return next v_group.id;
+        end if;
+    end loop;
+end
+$$;
+
+-- Moves a lagging group's cursor to just before the first message younger than max_lag, and tells from where to where;
+-- no row when its claims are busy or it does not lag any more. Claims, gaps and exceptions it has stay.
+--
+-- Time follows ids, so the place is found by halving: some 40 index probes, however far the group lags. What is not yet
+-- committed among the ids passed over is as old as its neighbours, and passed with them.
+create or replace function {schema}.pass_lagging(p_group integer) returns table (group_name text, from_id bigint, to_id bigint)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+    v_below bigint;                             -- the first message after it is too old
+    v_above bigint;                             -- the first message after it is young, or there is none
+    v_middle bigint;
+    v_old_id bigint;
+begin
+    if not pg_try_advisory_xact_lock({lock_class} + 1, p_group) then
+        return;
+    end if;
+    select g.name, g.stream_id, c.claimed, clock_timestamp() - s.max_lag_ms * interval '1 ms' as oldest,
+        pg_sequence_last_value(format('{schema_format}.message_log_%s_id', s.id)::regclass) as last
+    into v_group
+    from {schema}.consumer_group g join {schema}.stream s on s.id = g.stream_id join {schema}.cursor c on c.group_id = g.id
+    where g.id = p_group;
+    v_below := v_group.claimed;
+    v_above := greatest(v_group.last, v_group.claimed);
+    while v_below < v_above loop
+        v_middle := v_below + (v_above - v_below) / 2;
+        execute format('select id from {schema_format}.%I($1, 1) where created_at < $2', 'log_after_' || v_group.stream_id)
+            into v_old_id using v_middle, v_group.oldest;
+        if v_old_id is null then
+            v_above := v_middle;
+        else
+            v_below := v_old_id;                -- that message is passed
+        end if;
+    end loop;
+    if v_below > v_group.claimed then
+        update {schema}.cursor set claimed = v_below where group_id = p_group;
+        return query select v_group.name, v_group.claimed, v_below;
+    end if;
+end
+$$;

@@ -1,0 +1,2 @@
+-- Groups that lag longer than max_lag; see functions/maintain.sql.
+select {schema}.lagging_groups()
