@@ -49,3 +49,5 @@ mod produce;
 mod gap_rule;
 
 mod recovery;
+
+mod retries;
