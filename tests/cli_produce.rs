@@ -176,6 +176,44 @@ async fn wrong_usage_and_unknown_streams_show_the_way() {
     assert_eq!(verbs.stored().await, 0);
 }
 
+/// Goal: a lost connection stores nothing twice and loses nothing, also when it was lost in the middle of a commit.
+/// Method: every connection of the database is ended again and again while lines with idempotency keys are produced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_connections_store_every_line_with_an_idempotency_key_once() {
+    const COUNT: usize = 20_000;
+    let verbs = std::sync::Arc::new(Verbs::declare(STREAMS_TOML).await);
+    let line = |number| format!("{{\"payload\": {number}, \"idempotency_key\": \"{number}\"}}\n");
+    verbs.file("lines.ndjson", (0..COUNT).map(line).collect::<String>());
+    let ours = "select array_agg(pid) from pg_stat_activity where datname = current_database()";
+    let pool = &verbs.project.database.pool;
+    let ours: Vec<i32> = sqlx::query_scalar(ours).fetch_one(pool).await.unwrap();
+    let runs = std::sync::Arc::clone(&verbs);
+    let mut run = tokio::task::spawn_blocking(move || {
+        runs.run(&["produce", "orders", "--ndjson", "--file", "lines.ndjson", "--output", "json"])
+    });
+    let mut ended = 0_i64;
+    let answer = loop {
+        tokio::select! {
+            answer = &mut run => break answer.expect("it ran"),
+            () = tokio::time::sleep(Duration::from_millis(300)) => {}
+        }
+        // Not before it has begun to produce: opening the database is not what is looked at here.
+        let others = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
+            and pid <> all ($1) and exists (select from millstream.message_log_1)";
+        let others = sqlx::query_scalar::<_, i64>(others).bind(&ours).fetch_one(pool).await;
+        ended += others.unwrap_or_default();
+    };
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(ended > 0, "no connection was ended");
+    let json: serde_json::Value = serde_json::from_str(&answer.stdout).expect("JSON");
+    assert_eq!(
+        json["produced"].as_u64().zip(json["duplicates"].as_u64()).map(|(new, known)| new + known),
+        Some(COUNT as u64)
+    );
+    let stored = "select count(distinct payload) * 1000000 + count(*) from {schema}.message_log_1";
+    assert_eq!(verbs.project.number(stored).await, COUNT as i64 * 1_000_001, "each once");
+}
+
 /// Must show: 100,000 messages of 1 KiB by `produce --ndjson` are all delivered, and no row of theirs is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_thousand_lines_are_delivered_and_leave_no_row() {

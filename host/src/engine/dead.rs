@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use sqlx::{Row, postgres::PgRow};
 
-use super::{GroupId, lease::milliseconds};
+use super::{GroupId, inspect::bounded_read, lease::milliseconds};
 use crate::database::Database;
 
 /// How many rows a statement with a filter looks at. Bounds its time whatever it finds.
@@ -101,7 +101,9 @@ pub async fn list(
     let looks_at = if filter.is_empty() && group.is_some() { limit } else { LOOKED_AT_MAX.max(limit) };
     let query = database.query(include_str!("dead_list.sql")).bind(group.map(|group| group.0));
     let query = query.bind(before.unwrap_or(i64::MAX)).bind(limit).bind(looks_at);
-    let rows = database.fetch_all(bind_filter(query, filter)).await.context("list dead letters")?;
+    let mut tx = bounded_read(database).await.context("begin to list dead letters")?;
+    let rows = bind_filter(query, filter).fetch_all(&mut *tx).await.context("list dead letters")?;
+    drop(tx);
     let mut page = DeadPage { letters: Vec::new(), before: None };
     for row in &rows {
         page.before = row.try_get("looked_at_to")?;
@@ -183,8 +185,8 @@ pub async fn pick(database: &Database, group: GroupId, filter: &DeadFilter) -> R
     while let Some(above) = after {
         let query = database.query(include_str!("dead_pick.sql")).bind(group.0);
         let query = bind_filter(query.bind(above).bind(last).bind(LOOKED_AT_MAX), filter);
-        let rows = database.fetch_all(query).await.context("pick dead letters")?;
-        let row = rows.first().context("pick answers one row")?;
+        let mut tx = bounded_read(database).await.context("begin to pick dead letters")?;
+        let row = query.fetch_one(&mut *tx).await.context("pick dead letters")?;
         picked.extend(row.try_get::<Vec<i64>, _>("ids")?);
         after = row.try_get("looked_at_to")?;
     }

@@ -1,11 +1,12 @@
 -- A page of dead letters, newest first, without their payloads. $1 group or null, $2 ids below this one, $3 how many at
 -- most, $4 how many to look at, then the filter: $5 class, $6 key, $7 first and $8 last message id, $9 age in ms at most.
 -- `looked_at_to` is the lowest id that was looked at; null when nothing is left below.
--- Called by engine::dead. dead_letter_open and the primary key, read backwards: $4 rows at most, whatever the filter.
+-- Called by engine::dead after bounded_read.sql. dead_letter_open and the primary key, read backwards: $4 rows at most, whatever the filter.
 with looked_at as materialized (
     (select id, group_id, stream_id, message_id, message_key, attempts, class, error, died_at, redriven_at
         from {schema}.dead_letter
-        where $1::integer is not null and group_id = $1 and redriven_at is null and id < $2 order by id desc limit $4)
+        where $1::integer is not null and group_id between $1 and $1 and redriven_at is null and id < $2
+        order by group_id desc, id desc limit $4)
     union all
     (select id, group_id, stream_id, message_id, message_key, attempts, class, error, died_at, redriven_at
         from {schema}.dead_letter where $1::integer is null and id < $2 order by id desc limit $4)

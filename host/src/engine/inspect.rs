@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::Value;
-use sqlx::{PgConnection, Row, postgres::PgRow};
+use sqlx::{PgConnection, Postgres, Row, Transaction, postgres::PgRow};
 
 use super::{StreamId, declare::PARTITIONS_AHEAD};
 use crate::database::Database;
@@ -94,10 +94,7 @@ pub struct State {
 
 /// Reads how everything stands.
 pub async fn inspect(database: &Database) -> Result<State> {
-    let begin = database.pool.begin_with("begin isolation level repeatable read read only");
-    let mut tx = begin.await.context("begin to look at the groups")?;
-    // Estimates over laterals are wild, and compiling a statement for them takes longer than the statement.
-    sqlx::query("set local jit = off").execute(&mut *tx).await.context("switch off jit")?;
+    let mut tx = bounded_read(database).await.context("begin to look at the groups")?;
     let rows = database.query(include_str!("inspect_streams.sql")).fetch_all(&mut *tx).await;
     let mut state = State { groups: Vec::new(), streams: Vec::new(), hosts: Vec::new() };
     for row in rows.context("look at the streams")? {
@@ -110,6 +107,13 @@ pub async fn inspect(database: &Database) -> Result<State> {
     let hosts = database.query(include_str!("inspect_hosts.sql")).fetch_all(&mut *tx).await;
     state.hosts = hosts.context("look at the hosts")?.iter().map(read_host).collect::<Result<_, _>>()?;
     Ok(state)
+}
+
+/// Begins a transaction that reads in one snapshot, and whose statements stop at the limits they name.
+pub(super) async fn bounded_read(database: &Database) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    let mut tx = database.pool.begin_with("begin isolation level repeatable read read only").await?;
+    sqlx::raw_sql(include_str!("bounded_read.sql")).execute(&mut *tx).await?;
+    Ok(tx)
 }
 
 async fn groups_of(

@@ -2,7 +2,8 @@
 -- Called by engine::inspect, with one statement for each stream.
 --
 -- Reads a bounded number of rows for each group, whatever the sizes: every count goes through an index range in its
--- order and ends at $1 + 1. Indexes: message_log primary key, dead_letter_open, exception_due, exception_host,
+-- order and ends at $1 + 1. `between g.id and g.id` is an equality that the planner does not see through, so that only
+-- the index that begins with group_id gives the order; else it may walk another group's rows. Indexes: message_log primary key, dead_letter_open, exception_due, exception_host,
 -- exception_deferred, exception primary key, claim_group, cursor_gap_group, message_key_lease primary key.
 select g.name, g.handler, g.paused_at is not null as paused,
     fresh.count as fresh, late.count as late, ahead.ids as ids_ahead,
@@ -44,26 +45,30 @@ cross join lateral (
 cross join lateral (
     select count(*) filter (where state = 'waiting') as waiting, count(*) filter (where state = 'delayed') as delayed from (
         select state from {schema}.exception
-        where group_id = g.id and state in ('waiting', 'delayed') order by due_at limit $1 + 1
+        where group_id between g.id and g.id and state in ('waiting', 'delayed') order by group_id, due_at limit $1 + 1
     ) as e
 ) as due
 cross join lateral (
     select count(*) as count from (
         select from {schema}.exception
-        where group_id = g.id and state = 'deferred' order by message_key, message_id limit $1 + 1
+        where group_id between g.id and g.id and state = 'deferred'
+        order by group_id, message_key, message_id limit $1 + 1
     ) as e
 ) as deferred
 cross join lateral (
     select count(*) as count, min(id) as first_id, max(id) as last_id from (
-        select id from {schema}.dead_letter where group_id = g.id and redriven_at is null order by id limit $1 + 1
+        select id from {schema}.dead_letter
+        where group_id between g.id and g.id and redriven_at is null order by group_id, id limit $1 + 1
     ) as d
 ) as dead
 left join lateral (
-    select id from {schema}.dead_letter where group_id = g.id and redriven_at is null order by id desc limit 1
+    select id from {schema}.dead_letter
+    where group_id between g.id and g.id and redriven_at is null order by group_id desc, id desc limit 1
 ) as newest_dead on true
 cross join lateral (
     select count(*) filter (where blocked_by is not null) as blocked from (
-        select blocked_by from {schema}.message_key_lease where group_id = g.id order by message_key limit $1 + 1
+        select blocked_by from {schema}.message_key_lease
+        where group_id between g.id and g.id order by group_id, message_key limit $1 + 1
     ) as k
 ) as leases
 cross join lateral (
@@ -85,7 +90,8 @@ left join lateral (
         select least(fresh.first_id, late.first_id, claimed.first_id, e.first_id) as id
         from (
             select min(message_id) as first_id from (
-                select message_id, state, due_at from {schema}.exception where group_id = g.id order by message_id limit $1 + 1
+                select message_id, state, due_at from {schema}.exception
+                where group_id between g.id and g.id order by group_id, message_id limit $1 + 1
             ) as e where state <> 'delayed' or due_at <= clock_timestamp()
         ) as e
     ) as first_id
@@ -100,7 +106,7 @@ left join lateral (
     order by (h.stats #>> array['handlers', g.name, 'loaded_at_ms'])::bigint desc nulls last limit 1
 ) as serving on true
 left join lateral (
-    select digest from {schema}.deployment where group_id = g.id order by id desc limit 1
+    select digest from {schema}.deployment where group_id between g.id and g.id order by group_id desc, id desc limit 1
 ) as deployed on true
 where g.stream_id = {stream_id}
 order by g.name

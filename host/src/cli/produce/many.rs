@@ -20,8 +20,12 @@ use crate::{
 /// So many batches are read ahead: reading and the database then work at the same time.
 const READ_AHEAD: usize = 2;
 
-/// How often a batch is tried that the database was too busy for, or could not be reached for.
-const TRIES: u32 = 6;
+/// How often a batch is tried that the database was too busy for, or could not be reached for. With [`WAIT_MAX`] that is
+/// a quarter of a minute: long enough for a server that is started again.
+const TRIES: u32 = 12;
+
+/// The longest wait between two tries.
+const WAIT_MAX: Duration = Duration::from_secs(2);
 
 pub(super) async fn produce(global: &Global, database: &Database, asked: &Produce, input: Input) -> Result<Answer> {
     let (sender, mut receiver) = mpsc::channel(READ_AHEAD);
@@ -106,7 +110,7 @@ async fn store(database: &Database, asked: &Produce, batch: &Batch) -> Result<Ve
                 Failed::Commit(error) => refused::unknown(error, &batch.range(), safe),
             });
         }
-        tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
+        tokio::time::sleep(Duration::from_millis(50 << attempt).min(WAIT_MAX)).await;
     }
 }
 
