@@ -249,18 +249,14 @@ async fn a_dead_letter_is_delivered_again_although_its_partition_is_gone() {
     project
         .sql(
             "update {schema}.cursor set claimed = 1500;
-             insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, concurrency, payload, produced_at)
-             select 1, 1, id, 3, 'failed', 'e', concurrency, payload, created_at from {schema}.message_log_1 where id = 10",
+             insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, concurrency, payload, produced_at, died_at)
+             select 1, 1, id, 3, 'failed', 'e', concurrency, payload, created_at, now() - interval '99 days' from {schema}.message_log_1 where id = 10",
         )
         .await;
     assert_eq!(project.maintain(Step::Retention).await.rows, 1);
-    project
-        .sql(
-            "update {schema}.dead_letter set redriven_at = clock_timestamp();
-             insert into {schema}.exception (group_id, message_id, state, due_at, dead_letter_id)
-             select group_id, message_id, 'waiting', now(), id from {schema}.dead_letter",
-        )
-        .await;
+    let dead = project.number("select id from {schema}.dead_letter").await;
+    assert_eq!(engine::redrive(&project.database, &[dead], |_| ()).await.unwrap(), 1);
+    assert_eq!(project.maintain(Step::DeadLetters).await.rows, 0, "its redelivery is still to come");
     let seen = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&seen);
     let host = project

@@ -51,8 +51,9 @@ impl Parts {
         let consumer = Consumer::start(database, &config.host, &host_name(), Arc::clone(&counters))?;
         let recorder = Recorder::default();
         let mut parts = Self { sandbox, deployer, consumer, counters, recorder, running: HashMap::new(), shutdown };
-        parts.consumer.alive().await;
         parts.publish(database).await;
+        parts.consumer.alive().await;
+        parts.publish(database).await; // what is deployed is recorded under the host's identity
         parts.run_groups(database, config).await?;
         Ok(parts)
     }
