@@ -10,7 +10,7 @@ use std::{
 };
 
 use millstream::{
-    engine::{self, ClaimId, Settled, Settlement, Source, Token, Verdict, Wanted},
+    engine::{self, ClaimId, Settled, Settlement, Token, Verdict, Wanted},
     handler::{Finished, Handler, Handling, Message, NewMessage, Outcome},
 };
 use tokio_util::sync::CancellationToken;

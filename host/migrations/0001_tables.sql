@@ -185,7 +185,7 @@ create table {schema}.deployment (
     id          bigint generated always as identity primary key,
     group_id    integer not null references {schema}.consumer_group (id),
     host_id     bigint not null,                -- outlives its host row
-    digest      text not null references {schema}.component (digest),
+    digest      text not null,                  -- outlives the bytes of its component, of which the last few are kept
     replaced    text,
     deployed_at timestamptz not null default clock_timestamp()
 );

@@ -24,14 +24,8 @@ pub struct Migration {
 }
 
 /// Every migration, oldest first. Append-only once released: the checksum of an applied one is compared.
-pub const MIGRATIONS: &[Migration] = &[
-    Migration { version: 1, name: "tables", sql: include_str!("../../migrations/0001_tables.sql") },
-    Migration {
-        version: 2,
-        name: "deployment_outlives_component",
-        sql: include_str!("../../migrations/0002_deployment_outlives_component.sql"),
-    },
-];
+pub const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "tables", sql: include_str!("../../migrations/0001_tables.sql") }];
 
 /// How often a migration that found a table locked is tried. With [`LOCK_TIMEOUT`] this waits a quarter of a minute in
 /// all, and in between the statements that queued behind it get their turn.

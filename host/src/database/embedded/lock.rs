@@ -5,10 +5,15 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
+
+/// How often the lock is tried, and how long between: half a second in all.
+const TRIES: u32 = 25;
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
 /// The lock, held until this is dropped. The kernel frees it when we end, however we end.
 #[derive(Debug)]
@@ -31,7 +36,7 @@ impl Lock {
         let path = folder.join("postgres.lock");
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
         let mut file = file.with_context(|| format!("open {}", path.display()))?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !get(&file) {
             bail!(
                 "another millstream (process {}) runs the Postgres in {}; stop it first, or start one Postgres yourself \
                  and give both hosts its --database-url",
@@ -54,6 +59,18 @@ impl Lock {
         let write = write.and_then(|()| self.file.write_all(text.as_bytes()));
         write.with_context(|| format!("write {}", self.path.display()))
     }
+}
+
+/// Tries for a moment: a process that only looks holds the lock for an instant, and a child of its last owner until it
+/// has become another program.
+fn get(file: &File) -> bool {
+    for _ in 0..TRIES {
+        if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+        std::thread::sleep(BETWEEN_TRIES);
+    }
+    false
 }
 
 /// Who holds the lock of `.millstream` just now.
