@@ -30,6 +30,18 @@ mod embedded_postgres;
 
 mod program;
 
+mod up;
+
+mod up_hosts;
+
+mod up_database;
+
+mod up_faults;
+
+mod up_reload;
+
+mod up_settings;
+
 mod consume;
 
 mod maintenance;

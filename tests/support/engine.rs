@@ -51,7 +51,7 @@ impl Project {
         let mut senders = HashMap::new();
         for (name, handler) in handlers {
             let (sender, newest): (_, Newest) = watch::channel(Some(Arc::clone(handler)));
-            consumer.run_group(self.group(name).await, newest).await;
+            consumer.run_group(self.group(name).await, newest);
             senders.insert((*name).to_owned(), sender);
         }
         Host { consumer, counters, database, _senders: senders }

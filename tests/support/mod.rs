@@ -8,6 +8,8 @@ pub mod engine;
 
 pub mod handlers;
 
+pub mod hosts;
+
 pub mod log_lines;
 
 mod logs;
@@ -20,5 +22,5 @@ mod wait;
 
 pub use cluster::{cluster, scratch_folder};
 pub use database::{TestDatabase, database, empty_database};
-pub use program::{Program, is_alive};
+pub use program::{PATIENCE, Program, is_alive};
 pub use wait::wait_for;

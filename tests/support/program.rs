@@ -11,24 +11,65 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
-use super::{scratch_folder, wait_for};
+use super::{handlers::handlers_folder, scratch_folder, wait_for};
 
 /// A project folder and the program that runs in it. Killed, if it still runs, when this is dropped.
 pub struct Program {
     folder: TempDir,
     child: Option<Child>,
+    environment: Vec<(&'static str, String)>,
 }
+
+/// A ceiling against hangs, no measure of speed: the machine may be busy with other tests.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How much of its log a failed test shows.
+const LOG_TAIL_BYTES: usize = 4000;
 
 impl Program {
     /// A project with this streams.toml.
     pub fn new(streams_toml: &str) -> Self {
         let folder = scratch_folder();
         fs::write(folder.path().join("streams.toml"), streams_toml).expect("write streams.toml");
-        Self { folder, child: None }
+        Self { folder, child: None, environment: Vec::new() }
+    }
+
+    /// A project whose handlers are the repository's examples.
+    pub fn with_examples(streams_toml: &str) -> Self {
+        let program = Self::new(streams_toml);
+        fs::create_dir(program.handlers()).expect("make the handlers folder");
+        for name in ["hello.wasm", "order-email.wasm", "flaky.wasm"] {
+            fs::copy(handlers_folder().join(name), program.handlers().join(name)).expect("copy a handler");
+        }
+        program
     }
 
     pub fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    pub fn handlers(&self) -> PathBuf {
+        self.folder().join("handlers")
+    }
+
+    /// Sets a variable of the environment it will be started with.
+    pub fn set(&mut self, name: &'static str, value: &str) {
+        self.environment.push((name, value.to_owned()));
+    }
+
+    /// The process it was started as.
+    pub fn pid(&self) -> i32 {
+        self.child.as_ref().expect("it was started").id().cast_signed()
+    }
+
+    /// Waits until the started program has logged something.
+    pub async fn logged(&self, part: &str) {
+        wait_for(&format!("log line `{part}`"), PATIENCE, async || self.stderr().contains(part)).await;
+    }
+
+    /// How many lines it has logged that contain all the parts.
+    pub fn lines(&self, parts: &[&str]) -> usize {
+        self.stderr().lines().filter(|line| parts.iter().all(|part| line.contains(part))).count()
     }
 
     /// Starts it in the background with the environment of nobody in particular.
@@ -70,8 +111,7 @@ impl Program {
     }
 
     pub fn signal(&self, signal: Signal) {
-        let id = self.child.as_ref().expect("it was started").id();
-        kill_process(Pid::from_raw(id.cast_signed()).expect("a process id"), signal).expect("signal millstream");
+        kill_process(Pid::from_raw(self.pid()).expect("a process id"), signal).expect("signal millstream");
     }
 
     /// Waits until it has ended. Panics after `limit`.
@@ -94,6 +134,7 @@ impl Program {
                 command.env_remove(name);
             }
         }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 
@@ -104,6 +145,11 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.stderr();
+            let start = log.ceil_char_boundary(log.len().saturating_sub(LOG_TAIL_BYTES));
+            eprintln!("the end of the log of millstream:\n{}", &log[start..]);
+        }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();

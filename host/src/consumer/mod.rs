@@ -103,10 +103,12 @@ impl Consumer {
         })
     }
 
-    /// Starts a group with the handlers that `newest` brings. One of this name that runs already is drained first.
-    pub async fn run_group(&mut self, group: GroupHandle, newest: Newest) {
+    /// Starts a group with the handlers that `newest` brings. One of this name that runs already is drained first; this
+    /// does not wait for it, so that a slow delivery of one group holds up no other group and no signal.
+    pub fn run_group(&mut self, group: GroupHandle, newest: Newest) {
         let name = group.name.to_string();
-        self.stop_group(&name).await;
+        self.stop_group(&name);
+        let before = self.groups.remove(&name);
         let drain = CancellationToken::new();
         let setting = Setting {
             database: self.database.clone(),
@@ -120,21 +122,25 @@ impl Consumer {
             drain_timeout: self.drain_timeout,
         };
         let mut task = JoinSet::new();
-        task.spawn(group::run(setting));
+        task.spawn(async move {
+            if let Some(mut before) = before {
+                while before.task.join_next().await.is_some() {}
+            }
+            group::run(setting).await;
+        });
         self.groups.insert(name, Running { drain, task });
     }
 
-    /// Drains one group: what it runs is finished or handed back.
-    pub async fn stop_group(&mut self, name: &str) {
-        if let Some(mut running) = self.groups.remove(name) {
+    /// Begins to drain one group: what it runs is finished or handed back. [`Consumer::drain`] waits for that.
+    pub fn stop_group(&mut self, name: &str) {
+        if let Some(running) = self.groups.get(name) {
             running.drain.cancel();
-            while running.task.join_next().await.is_some() {}
         }
     }
 
     /// Names of the groups that run here.
     pub fn groups(&self) -> impl Iterator<Item = &str> {
-        self.groups.keys().map(String::as_str)
+        self.groups.iter().filter(|(_, running)| !running.drain.is_cancelled()).map(|(name, _)| name.as_str())
     }
 
     /// Whether this host has an identity, without which it claims nothing.

@@ -180,7 +180,11 @@ fn explain(error: sqlx::Error) -> anyhow::Error {
     if text.contains("unsupported startup parameter") {
         return anyhow!("{text}; this looks like a pooler: add `?pgbouncer=true` to the URL");
     }
-    error.into()
+    match error.as_database_error() {
+        // Its message only: the driver's own text repeats it, with a line of the server's source.
+        Some(error) => anyhow!("{}", error.message().to_owned()),
+        None => error.into(),
+    }
 }
 
 fn check_schema_name(name: &str) -> Result<()> {

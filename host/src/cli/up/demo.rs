@@ -55,15 +55,16 @@ fn order(round: usize) -> Value {
     })
 }
 
-/// Produces until `stop`; a failure is told and does not end it.
+/// Produces until `stop`; a failure is told and does not end it. One under way is dropped at the stop, and rolled back.
 pub async fn produce(database: Database, config: Arc<Config>, stop: CancellationToken) {
+    let _stopped = stop.run_until_cancelled(produce_for_ever(&database, &config)).await;
+}
+
+async fn produce_for_ever(database: &Database, config: &Config) {
     for round in 0.. {
-        if let Err(error) = produce_example(&database, &config, round).await {
+        if let Err(error) = produce_example(database, config, round).await {
             tracing::warn!("failed to produce an example: {error:#}");
         }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = sleep(PAUSE) => {}
-        }
+        sleep(PAUSE).await;
     }
 }

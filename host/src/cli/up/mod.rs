@@ -24,6 +24,12 @@ use super::{
 };
 use crate::{config::Config, database::Database, engine};
 
+/// How often the host looks at streams.toml and publishes what its handlers are.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Every so many looks the host asks the database what is declared, since another host may have applied its file.
+const FOLLOW_EVERY: u64 = 4;
+
 #[derive(Args, Debug)]
 pub struct Up {
     /// Stop when nothing is left to do: for jobs and tests
@@ -53,6 +59,7 @@ impl Up {
     /// Runs with an open database, and leaves nothing running behind.
     async fn host(&self, global: &Global, config: Config, opened: &Opened, signals: &mut Signals) -> Result<()> {
         let database = &opened.database;
+        Parts::check(&config)?;
         if !self.no_apply {
             for change in engine::apply(database, &config).await? {
                 tracing::info!("applied: {change}");
@@ -89,31 +96,42 @@ impl Up {
         opened: &Opened,
         signals: &mut Signals,
     ) -> Result<()> {
-        let mut look = tokio::time::interval(Duration::from_millis(500));
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let server_ended = async {
             match &opened.server {
                 Some(server) => server.ended().await,
                 None => std::future::pending().await,
             }
         };
-        tokio::pin!(server_ended);
-        loop {
-            tokio::select! {
-                () = signals.asked_to_stop() => {
-                    tracing::info!("stopping: running deliveries finish, a second signal stops at once");
-                    return Ok(());
+        // Each look is dropped where it stands when there is a reason to stop, so that a slow database delays no signal.
+        tokio::select! {
+            () = signals.asked_to_stop() => {
+                tracing::info!("stopping: running deliveries finish, a second signal stops at once");
+                Ok(())
+            }
+            reason = server_ended => Err(anyhow!("Postgres has ended by itself: {reason}")),
+            () = self.look_again_and_again(database, parts, &mut follower) => Ok(()),
+        }
+    }
+
+    /// Publishes and follows. Returns when there is nothing left to do and that was asked for.
+    async fn look_again_and_again(&self, database: &Database, parts: &mut Parts, follower: &mut Follower) {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for round in 1_u64.. {
+            look.tick().await;
+            parts.publish(database).await;
+            if self.drain && parts.is_drained(database).await {
+                return;
+            }
+            let mut follows = round.is_multiple_of(FOLLOW_EVERY);
+            if let Some(config) = follower.look(database).await {
+                follows = true;
+                if let Err(error) = parts.update(&config) {
+                    tracing::error!("failed to take over streams.toml, the handlers go on as before: {error:#}");
                 }
-                reason = &mut server_ended => return Err(anyhow!("Postgres has ended by itself: {reason}")),
-                _ = look.tick() => {
-                    parts.publish(database).await;
-                    if self.drain && parts.is_drained(database).await {
-                        return Ok(());
-                    }
-                    if let Some(config) = follower.look(database).await {
-                        parts.update(database, &config).await;
-                    }
-                }
+            }
+            if follows && let Err(error) = parts.follow(database).await {
+                tracing::warn!("failed to look what is declared, will try again: {error:#}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The parts of a running host, joined: sandbox, deployer and consumer.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -16,7 +16,7 @@ use crate::{
     consumer::{Consumer, Counters},
     database::Database,
     deploy::{Deployer, Deployment},
-    engine::{self, GroupHandle},
+    engine::{self, GroupHandle, GroupId},
     sandbox::{GroupSettings, Sandbox, Settings},
 };
 
@@ -28,9 +28,26 @@ pub struct Parts {
     consumer: Consumer,
     counters: Arc<Counters>,
     recorder: Recorder,
-    /// The policies that the groups run with.
-    running: HashMap<String, Arc<config::Group>>,
+    /// The groups that streams.toml of this host names.
+    named: HashSet<String>,
+    /// What the groups run with: as the database said when they were started.
+    running: HashMap<String, Declared>,
     shutdown: CancellationToken,
+}
+
+/// A group that differs in any of these is started again.
+#[derive(Debug, PartialEq)]
+struct Declared {
+    id: GroupId,
+    /// Raised by a seek.
+    epoch: i64,
+    policy: Arc<config::Group>,
+}
+
+impl Declared {
+    fn of(group: &GroupHandle) -> Self {
+        Self { id: group.id, epoch: group.epoch, policy: Arc::clone(&group.policy) }
+    }
 }
 
 impl Parts {
@@ -49,12 +66,14 @@ impl Parts {
         let counters = Arc::new(Counters::default());
         counters.publish("sandbox", json!(sandbox.describe()));
         let consumer = Consumer::start(database, &config.host, &host_name(), Arc::clone(&counters))?;
+        let named = config.groups.keys().cloned().collect();
         let recorder = Recorder::default();
-        let mut parts = Self { sandbox, deployer, consumer, counters, recorder, running: HashMap::new(), shutdown };
+        let running = HashMap::new();
+        let mut parts = Self { sandbox, deployer, consumer, counters, recorder, named, running, shutdown };
         parts.publish(database).await;
         parts.consumer.alive().await;
         parts.publish(database).await; // what is deployed is recorded under the host's identity
-        parts.run_groups(database, config).await?;
+        parts.follow(database).await?;
         Ok(parts)
     }
 
@@ -83,37 +102,41 @@ impl Parts {
         }
     }
 
-    /// Takes over a changed streams.toml. A group whose policy changed is drained and started again.
-    pub async fn update(&mut self, database: &Database, config: &Config) {
-        let updated = async {
-            self.deployer.update_groups(deployments(config)?);
-            self.run_groups(database, config).await
-        };
-        if let Err(error) = updated.await {
-            tracing::error!("failed to take over streams.toml, the old one goes on: {error:#}");
-        }
+    /// Fails when a secret that streams.toml names is missing: asked before anything is applied.
+    pub fn check(config: &Config) -> Result<()> {
+        deployments(config).map(drop)
     }
 
-    async fn run_groups(&mut self, database: &Database, config: &Config) -> Result<()> {
-        let gone: Vec<String> =
-            self.running.keys().filter(|name| !config.groups.contains_key(*name)).cloned().collect();
-        for name in gone {
-            self.running.remove(&name);
-            self.consumer.stop_group(&name).await;
-        }
-        for group in engine::load_groups(database).await? {
-            if config.groups.contains_key(&*group.name) && self.running.get(&*group.name) != Some(&group.policy) {
-                self.run_group(group).await;
-            }
-        }
+    /// Takes over a changed streams.toml.
+    pub fn update(&mut self, config: &Config) -> Result<()> {
+        self.deployer.update_groups(deployments(config)?);
+        self.named = config.groups.keys().cloned().collect();
         Ok(())
     }
 
-    async fn run_group(&mut self, group: GroupHandle) {
-        if let Some(newest) = self.deployer.handler(&group.name) {
-            self.running.insert(group.name.to_string(), Arc::clone(&group.policy));
-            self.consumer.run_group(group, newest).await;
+    /// Runs the groups as the database declares them, whichever host declared them so. One that changed is drained and
+    /// started again; one that is no longer declared, or no longer named here, is drained.
+    pub async fn follow(&mut self, database: &Database) -> Result<()> {
+        let mut groups = engine::load_groups(database).await?;
+        groups.retain(|group| self.named.contains(&*group.name));
+        let (running, consumer) = (&mut self.running, &mut self.consumer);
+        running.retain(|name, _| {
+            let stays = groups.iter().any(|group| *group.name == **name);
+            if !stays {
+                consumer.stop_group(name);
+            }
+            stays
+        });
+        for group in groups {
+            let declared = Declared::of(&group);
+            if running.get(&*group.name) != Some(&declared)
+                && let Some(newest) = self.deployer.handler(&group.name)
+            {
+                running.insert(group.name.to_string(), declared);
+                consumer.run_group(group, newest);
+            }
         }
+        Ok(())
     }
 
     /// Stops everything: what runs is finished or handed back.

@@ -1,0 +1,101 @@
+//! A host of the real program and a database that goes away under it. Method: messages that sleep and report, as in
+//! `up_hosts`; the database is restarted, or all its connections are cut, while they run.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use millstream::database::{
+    Database,
+    embedded::{Options, Server},
+};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::support::{
+    PATIENCE, Program, database,
+    handlers::rounds,
+    hosts::{all_reported, assert_tells_no_secret, number, playground, reports, stats, tell, up},
+    is_alive, scratch_folder, wait_for,
+};
+
+/// No attempt is counted for what the database did.
+const WORKER: &str = "retry = { max_attempts = 3, base = \"10ms\" }";
+
+async fn stop(mut program: Program) {
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+}
+
+async fn assert_once(database: &Database, count: usize) {
+    let reports = all_reported(database, count).await;
+    let distinct: HashSet<i64> = reports.iter().map(|(id, _)| *id).collect();
+    assert_eq!((reports.len(), distinct.len()), (count, count), "every effect exactly once");
+    assert_eq!(number(database, "select count(*) from {schema}.dead_letter").await, 0);
+}
+
+/// The database is restarted under load, in immediate mode too. The host lives, its rate returns, nothing is lost.
+#[tokio::test]
+async fn a_host_survives_restarts_of_its_database() {
+    let folder = scratch_folder();
+    let start = async || {
+        let options = Options { folder: folder.path().join(".millstream"), throw_away: false };
+        Server::start(options).await.unwrap()
+    };
+    let mut server = start().await;
+    let url = server.url();
+    let mut program = Program::with_examples(&playground("", WORKER));
+    up(&mut program, &url).await;
+    let mut total = 0;
+    for round in 0..rounds(2, 20) {
+        let database = open(&server).await;
+        total += tell(&database, json!({"do": "sleep", "ms": 20, "then": "report"}), 500).await.len();
+        let before = reports(&database).await.len();
+        wait_for("it is at work", PATIENCE, async || reports(&database).await.len() > before + 50).await;
+        let pid = number(&database, "select split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::bigint").await;
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        let mode = if round % 2 == 0 { Signal::QUIT } else { Signal::INT };
+        kill_process(pid, mode).unwrap();
+        server.ended().await;
+        server.stop().await.unwrap();
+        server = start().await;
+        assert_eq!(server.url(), url);
+        let database = open(&server).await;
+        all_reported(&database, total).await;
+        assert!(is_alive(program.pid()));
+    }
+    let database = open(&server).await;
+    assert_once(&database, total).await;
+    database.close().await;
+    stop(program).await;
+    server.stop().await.unwrap();
+}
+
+async fn open(server: &Server) -> Database {
+    Database::connect(&server.connect(), 4, "millstream").await.unwrap()
+}
+
+/// Every connection is cut five times a second, the one of the heartbeat included.
+#[tokio::test]
+async fn a_host_survives_the_loss_of_its_connections() {
+    let database = database().await;
+    let mut program = Program::with_examples(&playground("", WORKER));
+    up(&mut program, &database.url().await).await;
+    tell(&database, json!({"do": "sleep", "ms": 20, "then": "report"}), rounds(1000, 8000)).await;
+    let mut own = database.pool.acquire().await.unwrap();
+    let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
+    let (until, mut count) = (Instant::now() + rounds(Duration::from_secs(3), Duration::from_secs(20)), 0);
+    while Instant::now() < until {
+        count += sqlx::query_scalar::<_, i64>(cut).fetch_one(&mut *own).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(count > 5, "{count} connections were cut");
+    drop(own);
+    // The test's own pool was cut too.
+    let fresh = database.another_host().await;
+    assert_once(&fresh, rounds(1000, 8000) as usize).await;
+    assert_eq!(stats(&fresh, &program).await["leases_lost"], 0, "renewals were tried again in time");
+    stop(program).await;
+}

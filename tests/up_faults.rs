@@ -1,0 +1,157 @@
+//! Handlers that misbehave inside the real program. Method: `flaky` is told to harm; what counts is the dead letter, the
+//! next message of the same group, and the host itself.
+
+use std::time::Duration;
+
+use millstream::sandbox::digest;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::{
+    PATIENCE, Program, database,
+    handlers::{handler_wasm, rounds},
+    hosts::{
+        SECRET, SHORT_LEASE, all_reported, assert_tells_no_secret, dead_letters, held_by, number, playground, produce,
+        settled, stats, tell, up,
+    },
+    wait_for,
+};
+
+/// Resident memory of the program, in bytes.
+fn resident(program: &Program) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test]
+async fn every_harm_has_its_class_and_harms_nobody_else() {
+    let database = database().await;
+    let worker = "timeout = \"1s\"\nmemory = \"32MiB\"\nslots = 4\nretry = { max_attempts = 1 }";
+    let mut program = Program::with_examples(&playground(SHORT_LEASE, worker));
+    up(&mut program, &database.url().await).await;
+    tell(&database, json!({"do": "report"}), 8).await;
+    all_reported(&database, 8).await;
+    let (resident_before, host) = (resident(&program), stats(&database, &program).await["host"].clone());
+    let harms = [
+        ("panic", "panic"),
+        ("spin", "timeout"),
+        ("eat-memory", "memory_limit"),
+        ("overflow-stack", "stack_overflow"),
+        ("exit", "failed"),
+    ];
+    let (mut expected, mut count) = (Vec::new(), 8);
+    for _ in 0..rounds(2, 20) {
+        for (harm, class) in harms {
+            // A panic tells its reason to stderr, which is the handler's to log: nothing of the payload goes there.
+            let ids = tell(&database, json!({"do": harm, "reason": "as told"}), 2).await;
+            expected.extend(ids.into_iter().map(|id| (id, class.to_owned())));
+            tell(&database, json!({"do": "report"}), 2).await;
+            count += 2;
+            let reports = all_reported(&database, count).await;
+            assert!(reports.iter().all(|(_, attempt)| *attempt == 1), "after {harm}: {reports:?}");
+        }
+    }
+    let found: Vec<_> = dead_letters(&database).await.into_iter().map(|(id, class, _)| (id, class)).collect();
+    assert_eq!(found, expected);
+    let now = stats(&database, &program).await;
+    assert_eq!((&now["leases_lost"], &now["host"]), (&json!(0), &host), "no heartbeat was missed");
+    wait_for("memory returns", PATIENCE, async || resident(&program) < resident_before + (64 << 20)).await;
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+}
+
+#[tokio::test]
+async fn while_every_slot_spins_the_heartbeat_and_other_groups_go_on() {
+    let database = database().await;
+    let worker = "timeout = \"10s\"\nretry = { max_attempts = 1 }\n\n[groups.log]\nstream = \"receipts\"\nhandler = \"hello.wasm\"";
+    let mut program = Program::with_examples(&playground(SHORT_LEASE, worker));
+    up(&mut program, &database.url().await).await;
+    let host = stats(&database, &program).await["host"].clone();
+    let spinning = tell(&database, json!({"do": "spin"}), 16).await;
+    wait_for("all slots spin", PATIENCE, async || held_by(&database, &program).await.len() == 16).await;
+    produce(&database, "receipts", json!({"customer": SECRET}), 200).await;
+    let delivered = || program.lines(&["delivered", "group=\"log\""]);
+    wait_for("the other group goes on", PATIENCE, async || delivered() == 200).await;
+    assert_eq!(dead_letters(&database).await.len(), 0, "they still spin");
+    settled(&database).await;
+    assert_eq!(dead_letters(&database).await.len(), spinning.len());
+    let now = stats(&database, &program).await;
+    assert_eq!((&now["leases_lost"], &now["host"]), (&json!(0), &host), "no heartbeat was missed");
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+}
+
+#[tokio::test]
+async fn a_flood_of_output_is_fine_but_cut() {
+    let database = database().await;
+    let mut program =
+        Program::with_examples(&playground(SHORT_LEASE, "timeout = \"2m\"\nlimits = { log_bytes = \"16KiB\" }"));
+    up(&mut program, &database.url().await).await;
+    let id = tell(&database, json!({"do": "flood-stdout", "then": "report"}), 1).await[0];
+    assert_eq!(all_reported(&database, 1).await, [(id, 1)]);
+    program.logged("bytes of output dropped: limits.log_bytes is 16384 a delivery").await;
+    assert!(program.stderr().len() < 64 << 10, "{}", program.stderr().len());
+    assert_eq!(stats(&database, &program).await["leases_lost"], 0);
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+}
+
+#[tokio::test]
+async fn three_attempts_are_three_deliveries_across_a_restart_and_one_dead_letter() {
+    let database = database().await;
+    let worker = "retry = { max_attempts = 3, base = \"1s\", jitter = 0.0 }";
+    let mut program = Program::with_examples(&playground(SHORT_LEASE, worker));
+    let url = database.url().await;
+    up(&mut program, &url).await;
+    let id = tell(&database, json!({"do": "panic", "reason": "the mill is dry", "to": SECRET}), 1).await[0];
+    let failed_once = "select count(*) from {schema}.exception where failures = 1";
+    wait_for("the first failure", PATIENCE, async || number(&database, failed_once).await == 1).await;
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+    let delivered =
+        |program: &Program, attempt| program.lines(&["delivered", &format!("message_id={id} attempt={attempt} ")]);
+    let before: Vec<_> = (1..=4).map(|attempt| delivered(&program, attempt)).collect();
+    up(&mut program, &url).await;
+    wait_for("the dead letter", PATIENCE, async || dead_letters(&database).await.len() == 1).await;
+    settled(&database).await;
+    tokio::time::sleep(Duration::from_secs(2)).await; // a fourth delivery would come by now
+    let all: Vec<_> = (1..=4).map(|attempt| before[attempt - 1] + delivered(&program, attempt)).collect();
+    assert_eq!(all, [1, 1, 1, 0], "{}", program.stderr());
+    let (message, class, error) = dead_letters(&database).await.remove(0);
+    assert_eq!((message, class.as_str()), (id, "panic"));
+    for part in ["wasm backtrace", "flaky::act", "stderr:", "the mill is dry"] {
+        assert!(error.contains(part), "`{part}` is not in {error}");
+    }
+    let digest = digest(&handler_wasm("flaky"));
+    let complete = format!("select count(*) from {{schema}}.dead_letter where attempts = 3 and digest = '{digest}'");
+    assert_eq!(number(&database, &complete).await, 1);
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+}
+
+/// What a handler cannot read is rejected with what is wrong, not with what it is; its settings reach it and no log.
+#[tokio::test]
+async fn payloads_and_secrets_are_in_no_log_line_and_no_error() {
+    let database = database().await;
+    let worker =
+        "secrets = { TOKEN = { env = \"MILLSTREAM_TEST_TOKEN\" } }\nretry = { max_attempts = 2, base = \"10ms\" }";
+    let mut program = Program::with_examples(&playground("", worker));
+    program.set("MILLSTREAM_TEST_TOKEN", SECRET);
+    up(&mut program, &database.url().await).await;
+    tell(&database, json!({"do": SECRET}), 1).await;
+    tell(&database, json!({"do": "ok", "times": SECRET}), 1).await;
+    tell(&database, json!({"do": "ok", SECRET: 1}), 1).await;
+    tell(&database, json!({"do": "produce", "to": SECRET}), 1).await;
+    tell(&database, json!({"do": "report"}), 1).await;
+    wait_for("the rejects", PATIENCE, async || dead_letters(&database).await.len() == 4).await;
+    all_reported(&database, 1).await;
+    let told = "select count(*) from {schema}.dead_letter where position('hush' in error) > 0 and class = 'rejected'";
+    assert_eq!(number(&database, told).await, 0, "{:?}", dead_letters(&database).await);
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+}

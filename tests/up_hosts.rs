@@ -1,0 +1,192 @@
+//! Several hosts of the real program on one database: killed, frozen, stopped. Method: `flaky` handlers that sleep and
+//! then report what their delivery looked like; the reports commit with the acknowledgements, so they are what happened.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::{
+    PATIENCE, Program, database, empty_database,
+    handlers::rounds,
+    hosts::{
+        SHORT_LEASE, all_reported, assert_tells_no_secret, held_by, number, playground, reports, settled, start_up,
+        stats, tell, up,
+    },
+    wait_for,
+};
+
+const WORKER: &str = "timeout = \"2m\"\nretry = { max_attempts = 5, base = \"10ms\" }";
+
+/// A host of its own, ready.
+async fn host(url: &str) -> Program {
+    let mut program = Program::with_examples(&playground(SHORT_LEASE, WORKER));
+    up(&mut program, url).await;
+    program
+}
+
+async fn stop(mut program: Program) {
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+}
+
+/// Each message reported once.
+fn once(reports: &[(i64, i64)], count: usize) -> HashMap<i64, i64> {
+    let attempts: HashMap<i64, i64> = reports.iter().copied().collect();
+    assert_eq!((attempts.len(), reports.len()), (count, count), "every effect exactly once");
+    attempts
+}
+
+#[tokio::test]
+async fn a_killed_hosts_work_is_done_by_another_with_effects_exactly_once() {
+    let database = database().await;
+    let url = database.url().await;
+    let (mut killed, other) = (host(&url).await, host(&url).await);
+    tell(&database, json!({"do": "sleep", "ms": 100, "then": "report"}), 1000).await;
+    wait_for("both are at work", PATIENCE, async || {
+        reports(&database).await.len() > 100
+            && !held_by(&database, &killed).await.is_empty()
+            && !held_by(&database, &other).await.is_empty()
+    })
+    .await;
+    let name = killed.pid();
+    killed.signal(Signal::KILL);
+    killed.ended(PATIENCE).await;
+    let died = Instant::now();
+    // Its rows stand still now: what it had claimed and not settled.
+    let sql = format!(
+        "select coalesce(array_agg(m), '{{}}') from {{schema}}.claim c, unnest(c.pending) as r, generate_series(lower(r), upper(r) - 1) as m
+         where c.host_id in (select id from {{schema}}.host where name like '%:{name}')"
+    );
+    let in_flight: Vec<i64> = sqlx::query_scalar(database.schema.sql(&sql)).fetch_one(&database.pool).await.unwrap();
+    assert!(!in_flight.is_empty());
+    wait_for("its first message is delivered again", PATIENCE, async || {
+        reports(&database).await.iter().any(|(_, attempt)| *attempt == 2)
+    })
+    .await;
+    // The lease, a second, and what the delivery itself takes; measured only where nothing else runs.
+    assert!(died.elapsed() < rounds(PATIENCE, Duration::from_millis(1500 + 1000 + 400)), "{:?}", died.elapsed());
+    let attempts = once(&all_reported(&database, 1000).await, 1000);
+    let again: Vec<i64> = attempts.iter().filter(|(_, attempt)| **attempt == 2).map(|(id, _)| *id).collect();
+    assert!(attempts.values().all(|attempt| [1, 2].contains(attempt)));
+    assert_eq!(sorted(again), sorted(in_flight), "those in flight, and no other, are attempt 2");
+    assert_eq!(number(&database, "select count(*) from {schema}.dead_letter").await, 0);
+    stop(other).await;
+}
+
+fn sorted(mut ids: Vec<i64>) -> Vec<i64> {
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test]
+async fn a_frozen_hosts_late_settles_change_nothing() {
+    let database = database().await;
+    let url = database.url().await;
+    let frozen = host(&url).await;
+    tell(&database, json!({"do": "sleep", "ms": 1000, "then": "report"}), 16).await;
+    wait_for("all are in flight", PATIENCE, async || held_by(&database, &frozen).await.len() == 16).await;
+    frozen.signal(Signal::STOP);
+    let frozen_as = stats(&database, &frozen).await["host"].clone();
+    let other = host(&url).await;
+    let attempts = once(&all_reported(&database, 16).await, 16);
+    assert!(attempts.values().all(|attempt| *attempt == 2), "{attempts:?}");
+    frozen.signal(Signal::CONT);
+    wait_for("it counts what was fenced", PATIENCE, async || {
+        let stats = stats(&database, &frozen).await;
+        stats["host"] != frozen_as && stats["groups"]["worker"]["fenced"].as_i64() == Some(16)
+    })
+    .await;
+    assert_eq!(stats(&database, &frozen).await["leases_lost"], 1);
+    settled(&database).await;
+    once(&reports(&database).await, 16);
+    // It works on under its new identity.
+    stop(other).await;
+    tell(&database, json!({"do": "report"}), 10).await;
+    let attempts = once(&all_reported(&database, 26).await, 26);
+    assert_eq!(attempts.values().filter(|attempt| **attempt == 1).count(), 10);
+    stop(frozen).await;
+}
+
+#[tokio::test]
+async fn a_stopped_host_finishes_what_it_can_and_hands_back_the_rest() {
+    let database = database().await;
+    let url = database.url().await;
+    let mut stopped = host(&url).await;
+    let short = tell(&database, json!({"do": "sleep", "ms": 2000, "then": "report"}), 8).await;
+    let long = tell(&database, json!({"do": "sleep", "ms": 8000, "then": "report"}), 8).await;
+    wait_for("all are in flight", PATIENCE, async || held_by(&database, &stopped).await.len() == 16).await;
+    let other = host(&url).await;
+    stopped.signal(Signal::TERM);
+    stopped.logged("stopping: ").await;
+    let late = tell(&database, json!({"do": "report"}), 4).await;
+    assert!(stopped.ended(PATIENCE).await.success(), "{}", stopped.stderr());
+    let ended = Instant::now();
+    wait_for("the other has begun the rest", PATIENCE, async || held_by(&database, &other).await.len() == 8).await;
+    assert!(ended.elapsed() < rounds(PATIENCE, Duration::from_secs(1)), "{:?}", ended.elapsed());
+    let attempts = once(&all_reported(&database, 20).await, 20);
+    assert!(attempts.values().all(|attempt| *attempt == 1), "a hand-back counts no attempt");
+    let done =
+        |program: &Program, id: &i64| program.lines(&["delivered", &format!("message_id={id} "), "outcome=\"done\""]);
+    assert!(short.iter().all(|id| done(&stopped, id) == 1 && done(&other, id) == 0), "finished within drain_timeout");
+    assert!(long.iter().all(|id| done(&stopped, id) == 0 && done(&other, id) == 1), "handed back");
+    assert!(late.iter().all(|id| done(&stopped, id) == 0 && done(&other, id) == 1), "no new claim");
+    assert_eq!(number(&database, "select count(*) from {schema}.host").await, 1, "its identity is given up");
+    stop(other).await;
+}
+
+/// It never looks up from its loop, so it is interrupted; that is no failure of its message.
+#[tokio::test]
+async fn a_spinning_handler_is_cut_at_the_end_of_the_drain() {
+    let database = database().await;
+    let mut program = Program::with_examples(&playground("drain_timeout = \"1s\"", WORKER));
+    up(&mut program, &database.url().await).await;
+    tell(&database, json!({"do": "spin"}), 3).await;
+    wait_for("they run", PATIENCE, async || held_by(&database, &program).await.len() == 3).await;
+    program.signal(Signal::INT);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    let handed_back =
+        "select count(*) from {schema}.exception where state = 'waiting' and failures = 0 and due_at <= now()";
+    assert_eq!(number(&database, handed_back).await, 3);
+    assert_eq!(number(&database, "select count(*) from {schema}.host").await, 0);
+}
+
+#[tokio::test]
+async fn a_second_signal_stops_at_once() {
+    let database = database().await;
+    let url = database.url().await;
+    let slow = playground("drain_timeout = \"2m\"", "timeout = \"5m\"");
+    let mut program = Program::with_examples(&slow);
+    up(&mut program, &url).await;
+    tell(&database, json!({"do": "sleep", "ms": 120_000}), 1).await;
+    tell(&database, json!({"do": "spin"}), 1).await;
+    wait_for("they run", PATIENCE, async || held_by(&database, &program).await.len() == 2).await;
+    program.signal(Signal::TERM);
+    program.logged("stopping: ").await;
+    program.signal(Signal::TERM);
+    assert_eq!(program.ended(Duration::from_secs(20)).await.code(), Some(1));
+    assert!(program.stderr().contains("stopped at once by a second signal"), "{}", program.stderr());
+    assert_tells_no_secret(&program);
+}
+
+#[tokio::test]
+async fn hosts_that_start_at_once_share_an_empty_database() {
+    let database = empty_database().await;
+    let url = database.url().await;
+    let mut programs: Vec<_> = (0..4).map(|_| Program::with_examples(&playground(SHORT_LEASE, WORKER))).collect();
+    programs.iter_mut().for_each(|program| start_up(program, &url, &[]));
+    for program in &programs {
+        program.logged("ready: ").await;
+    }
+    tell(&database, json!({"do": "sleep", "ms": 20, "then": "report"}), 400).await;
+    let attempts = once(&all_reported(&database, 400).await, 400);
+    assert!(attempts.values().all(|attempt| *attempt == 1));
+    assert_eq!(programs.iter().map(|program| program.lines(&["create group worker"])).sum::<usize>(), 1);
+    for program in programs {
+        stop(program).await;
+    }
+}
