@@ -1,9 +1,14 @@
 //! The janitor's steps, each by itself, with time moved by editing the rows' own times.
 
+use std::time::Duration;
+
 use millstream::engine::{self, Deployed, HostId, Report, Step, maintain, record_deployment};
 use sqlx::Executor;
 
-use crate::support::engine::{Project, text};
+use crate::support::{
+    engine::{Project, done, text},
+    wait_for,
+};
 
 const TWO_STREAMS: &str = r#"
     [streams.orders]
@@ -189,4 +194,20 @@ async fn the_components_of_the_last_ten_deployments_are_kept_and_what_serves() {
     let chain = "select count(*) from {schema}.deployment where replaced = 'digest-' || substr(digest, 8)::integer - 1";
     assert_eq!(project.number(chain).await, 100);
     assert_eq!(project.maintain(Step::Components).await.rows, 0);
+}
+
+/// Goal: a host does all this by itself and tells what it did. Method: leave something to do, and read its counters.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_host_maintains_the_database_and_tells_of_it() {
+    let project = Project::declare(TWO_STREAMS).await;
+    project.sql("select setval('{schema}.message_log_1_id', 2500)").await;
+    let host = project.host("email", |_| done()).await;
+    let extended = async || host.counters.snapshot()["maintenance"]["steps"]["extend"]["rows"] == 2;
+    wait_for("the log is extended", Duration::from_secs(30), extended).await;
+    let extend = host.counters.snapshot()["maintenance"]["steps"]["extend"].clone();
+    assert!(
+        extend["runs"].as_u64() >= Some(1) && extend["failures"] == 0 && extend["last_error"].is_null(),
+        "{extend}"
+    );
+    host.drain().await;
 }
