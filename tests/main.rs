@@ -51,3 +51,11 @@ mod gap_rule;
 mod recovery;
 
 mod retries;
+
+mod drain;
+
+mod filters;
+
+mod payloads;
+
+mod idle;
