@@ -63,3 +63,11 @@ mod gap_rule;
 mod recovery;
 
 mod retries;
+
+mod drain;
+
+mod filters;
+
+mod payloads;
+
+mod idle;

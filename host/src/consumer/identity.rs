@@ -93,6 +93,9 @@ struct Keeping {
 /// How long to wait before asking a database that did not answer again.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// How long a stop waits for a database that does not answer. Without a word from us others take over when the lease ends.
+const GIVE_UP_MAX: Duration = Duration::from_secs(5);
+
 impl Keeping {
     async fn run(self) {
         while !self.stop.is_cancelled() {
@@ -154,7 +157,10 @@ impl Keeping {
 
     async fn give_up(&self, database: &Database, host: HostId) {
         self.sender.send_replace(None);
-        match deregister(database, host).await {
+        let Ok(deregistered) = tokio::time::timeout(GIVE_UP_MAX, deregister(database, host)).await else {
+            return tracing::warn!(host = host.0, "failed to deregister: the database does not answer");
+        };
+        match deregistered {
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 host = host.0,

@@ -56,6 +56,9 @@ pub struct Consumer {
     stop: CancellationToken,
 }
 
+/// How long a stop waits for statements of the services, which leave nothing half done when they are cut.
+const SERVICES_END_MAX: Duration = Duration::from_secs(2);
+
 /// A group that runs on this host.
 #[derive(Debug)]
 struct Running {
@@ -175,7 +178,11 @@ impl Consumer {
             while running.task.join_next().await.is_some() {}
         }
         self.stop.cancel();
-        while self.services.join_next().await.is_some() {}
+        let services_end = async { while self.services.join_next().await.is_some() {} };
+        if tokio::time::timeout(SERVICES_END_MAX, services_end).await.is_err() {
+            tracing::debug!("a database that does not answer holds up the stop: it goes on without an answer");
+            self.services.shutdown().await;
+        }
         self.keeper.stop().await;
     }
 }

@@ -9,7 +9,7 @@ use super::{
         identity::Identity,
         pacing::{TURN_BYTES_MAX, TURN_MAX},
     },
-    End, Group, Step,
+    End, Group, Step, answered,
     slots::{Ended, Work},
 };
 use crate::{
@@ -28,7 +28,7 @@ impl Group {
             return Step::Rest;
         }
         self.setting.counters.turns.fetch_add(1, Relaxed);
-        match claim(&self.setting.database, identity.host, &self.setting.group, &finished, wanted).await {
+        match answered(claim(&self.setting.database, identity.host, &self.setting.group, &finished, wanted)).await {
             Ok(turn) => self.take(turn, &finished, claims, life),
             Err(error) => {
                 self.back_off("claim", &error);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{super::identity::Identity, Group, Step};
+use super::{super::identity::Identity, Group, Step, answered};
 use crate::engine::{give_back, held};
 
 impl Group {
@@ -15,14 +15,14 @@ impl Group {
             return Step::Rest; // a settle of its own is under way: neither side is still
         }
         let (database, group) = (&self.setting.database, &self.setting.group);
-        let held = match held(database, identity.host, group).await {
+        let held = match answered(held(database, identity.host, group)).await {
             Ok(held) => held,
             Err(error) => return self.failed_to_compare(&error),
         };
         let differences = self.memory.compare(&held);
         self.setting.counters.fenced.fetch_add(differences.fenced as u64, Relaxed);
         if !differences.unknown.is_empty() {
-            match give_back(&self.setting.database, identity.host, &self.setting.group, &differences.unknown).await {
+            match answered(give_back(database, identity.host, group, &differences.unknown)).await {
                 Ok(count) => {
                     self.setting.counters.given_back.fetch_add(count.unsigned_abs(), Relaxed);
                     tracing::info!(

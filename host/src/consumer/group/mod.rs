@@ -135,6 +135,16 @@ enum Step {
 /// delivers again, and costs at most 20 small transactions a second.
 const PARTLY_DONE_MAX: Duration = Duration::from_millis(50);
 
+/// How long a turn, a shared settle or a comparison may take before it counts as lost: a network that vanished without a
+/// word looks like a slow answer. Far more than any of them needs on a busy database.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// Bounds one exchange with the database. When time is up it is open whether it took place, as after a lost connection.
+async fn answered<T>(exchange: impl Future<Output = Result<T, DatabaseError>>) -> Result<T, DatabaseError> {
+    let lost = |_elapsed| Err(DatabaseError::Io(std::io::ErrorKind::TimedOut.into()));
+    tokio::time::timeout(ANSWER_MAX, exchange).await.unwrap_or_else(lost)
+}
+
 impl Group {
     async fn next_identity(&mut self) -> Option<Identity> {
         loop {
@@ -166,7 +176,12 @@ impl Group {
                 }
                 continue;
             }
-            match self.step(identity, &life).await {
+            let step = tokio::select! {
+                step = self.step(identity, &life) => step,
+                // A statement may wait for an answer that never comes; what it did is void now.
+                () = identity.cut.cancelled() => return End::LeaseLost,
+            };
+            match step {
                 Step::Again => {}
                 Step::Rest => self.rest(identity).await,
                 Step::End(end) => return end,
@@ -246,18 +261,20 @@ impl Group {
         if Instant::now() >= until {
             life.cancel(); // what still runs ends now, and is handed back
         }
+        // The database may be away: nothing can be handed back then, and others take over when the lease ends.
+        let given_up = until + self.setting.drain_timeout.min(Duration::from_secs(5));
         if self.not_before.is_none_or(|until| until <= Instant::now()) {
-            match self.finish(identity).await {
-                Step::End(end) => return Some(end),
-                Step::Again => return None,
-                Step::Rest => {}
+            match tokio::time::timeout_at(given_up.into(), self.finish(identity)).await {
+                Ok(Step::End(end)) => return Some(end),
+                Ok(Step::Again) => return None,
+                Ok(Step::Rest) => {}
+                Err(_elapsed) => return Some(End::Drained),
             }
         }
         if self.memory.is_empty() && self.solo.is_empty() {
             return Some(End::Drained);
         }
-        // The database may be away: nothing can be handed back then, and others take over when the lease ends.
-        if Instant::now() >= until + self.setting.drain_timeout.min(Duration::from_secs(5)) {
+        if Instant::now() >= given_up {
             return Some(End::Drained);
         }
         tokio::select! {

@@ -9,7 +9,7 @@ use tokio::{
 
 use super::{
     super::identity::Identity,
-    End, Group, PARTLY_DONE_MAX, Step,
+    End, Group, PARTLY_DONE_MAX, Step, answered,
     slots::{Ended, Work},
 };
 use crate::{
@@ -93,7 +93,7 @@ impl Group {
         if batch.is_empty() {
             return Step::Rest;
         }
-        match settle(&self.setting.database, identity.host, &self.setting.group, &batch).await {
+        match answered(settle(&self.setting.database, identity.host, &self.setting.group, &batch)).await {
             Ok(Settled::LeaseLost) => Step::End(End::LeaseLost),
             Ok(Settled::Committed { fenced, woken }) => {
                 self.settled(&batch, |index| fenced.contains(&index), &woken);
