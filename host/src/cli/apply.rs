@@ -58,7 +58,7 @@ async fn find_changes(database: &Database, config: &crate::config::Config) -> Re
 fn text(answer: &Answer, nothing: &str) -> String {
     let mut lines: Vec<String> = answer.changes.iter().map(ToString::to_string).collect();
     if answer.migrations > 0 {
-        lines.insert(0, format!("migrate the database's tables by {} steps", answer.migrations));
+        lines.insert(0, format!("make or migrate the database's tables ({} missing)", answer.migrations));
     }
     if lines.is_empty() {
         lines.push(nothing.to_owned());

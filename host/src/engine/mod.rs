@@ -2,8 +2,8 @@
 //! Knows SQL and no wasm; it never runs a handler and never retries a statement.
 //!
 //! Where to look: the claim algorithm is `functions/claim.sql`, the produce API `functions/shared.sql` and
-//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's work `recover.rs`. What people ask for is
-//! in `inspect.rs`, `dead.rs` and `read.rs`.
+//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's
+//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs` and `read.rs`.
 
 mod ids;
 
