@@ -55,7 +55,8 @@ async fn a_thousand_idle_groups_share_one_poll() {
     let after = (transactions(&project).await, polls(), turns());
     assert_eq!(after.2, before.2, "no group turns");
     assert!((1..=60).contains(&(after.1 - before.1)), "{} polls", after.1 - before.1);
-    assert!(after.0 - before.0 < 300, "{} transactions", after.0 - before.0);
+    // A statement a group would be 30,000. Idle connections publish their part of the first 1,000 turns late.
+    assert!(after.0 - before.0 < 1500, "{} transactions", after.0 - before.0);
     host.drain().await;
 }
 

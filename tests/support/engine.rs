@@ -48,10 +48,12 @@ impl Project {
         let mut consumer =
             Consumer::start(&database, &self.config.host, "test", Arc::clone(&counters)).expect("start a host");
         consumer.alive().await;
+        let groups = engine::load_groups(&self.database).await.expect("load the groups");
         let mut senders = HashMap::new();
         for (name, handler) in handlers {
             let (sender, newest): (_, Newest) = watch::channel(Some(Arc::clone(handler)));
-            consumer.run_group(self.group(name).await, newest);
+            let group = groups.iter().find(|group| &*group.name == *name).expect("a declared group");
+            consumer.run_group(group.clone(), newest);
             senders.insert((*name).to_owned(), sender);
         }
         Host { consumer, counters, database, _senders: senders }
