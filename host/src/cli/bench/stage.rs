@@ -92,7 +92,7 @@ impl Stage {
         let mut consumer = Consumer::start(&self.database, &config.host, "bench", Arc::clone(&counters))?;
         consumer.alive().await;
         let (sender, newest) = watch::channel(Some(handler));
-        consumer.run_group(group.clone(), newest).await;
+        consumer.run_group(group.clone(), newest);
         Ok(Host { consumer, counters, _sender: sender })
     }
 
