@@ -98,12 +98,15 @@ async fn a_frozen_hosts_late_settles_change_nothing() {
     frozen.signal(Signal::CONT);
     wait_for("it counts what was fenced", PATIENCE, async || {
         let stats = stats(&database, &frozen).await;
-        stats["host"] != frozen_as && stats["groups"]["worker"]["fenced"].as_i64() == Some(16)
+        // Those that no slot had begun when it froze are dropped without a count.
+        stats["host"] != frozen_as && stats["groups"]["worker"]["fenced"].as_i64().is_some_and(|count| count > 0)
     })
     .await;
     assert_eq!(stats(&database, &frozen).await["leases_lost"], 1);
     settled(&database).await;
     once(&reports(&database).await, 16);
+    let fenced = stats(&database, &frozen).await["groups"]["worker"]["fenced"].as_i64().unwrap();
+    assert!((1..=16).contains(&fenced), "{fenced} counted");
     // It works on under its new identity.
     stop(other).await;
     tell(&database, json!({"do": "report"}), 10).await;
