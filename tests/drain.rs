@@ -40,7 +40,7 @@ impl Handler for Halves {
         self.begun.fetch_add(1, Relaxed);
         Box::pin(async move {
             let number: u32 = String::from_utf8(message.payload.unwrap()).unwrap().parse().unwrap();
-            if number % 2 == 0 {
+            if number.is_multiple_of(2) {
                 self.drains.cancelled().await;
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 return done();

@@ -72,7 +72,7 @@ async fn odd_payloads_and_texts_are_delivered_byte_for_byte() {
     project.produce("orders", &messages).await;
     wait_for("both deliveries of each", LIMIT, async || seen.lock().unwrap().len() == 2 * messages.len()).await;
     wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
-    let seen = seen.lock().unwrap();
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
     for message in &messages {
         for attempt in [1, 2] {
             let found = &seen[&(message.routing_key.clone().unwrap(), attempt)];

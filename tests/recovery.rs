@@ -62,7 +62,7 @@ struct Receipts {
 }
 
 impl Receipts {
-    fn new(seen: &Seen) -> (Arc<dyn Handler>, Arc<AtomicBool>) {
+    fn handler(seen: &Seen) -> (Arc<dyn Handler>, Arc<AtomicBool>) {
         let stuck = Arc::new(AtomicBool::new(false));
         (Arc::new(Self { seen: seen.clone(), stuck: Arc::clone(&stuck) }), stuck)
     }
@@ -102,7 +102,7 @@ fn kill(host: Host) {
 async fn a_killed_hosts_messages_come_again_and_their_effects_exist_once() {
     let project = Project::declare(SHORT_LEASE).await;
     let seen = Seen::default();
-    let (handler, stuck) = Receipts::new(&seen);
+    let (handler, stuck) = Receipts::handler(&seen);
     let doomed = project.host_with(&[("email", handler)]).await;
     project.produce("orders", &numbered(1000)).await;
     wait_for("the first deliveries", LIMIT, async || seen.len() > 200).await;
@@ -111,7 +111,7 @@ async fn a_killed_hosts_messages_come_again_and_their_effects_exist_once() {
     wait_for("it holds something", LIMIT, async || project.number(held).await >= 16).await;
     kill(doomed);
     let killed = Instant::now();
-    let (handler, _) = Receipts::new(&seen);
+    let (handler, _) = Receipts::handler(&seen);
     let heir = project.host_with(&[("email", handler)]).await;
     wait_for("the second attempts", LIMIT, async || {
         seen.all().values().filter(|attempts| attempts.contains(&2)).count() >= 16
@@ -136,7 +136,7 @@ async fn a_message_that_kills_its_hosts_is_dead_lettered_by_recovery() {
     project.produce("orders", &[text("bomb")]).await;
     for attempt in 1..=3 {
         let seen = Seen::default();
-        let (handler, stuck) = Receipts::new(&seen);
+        let (handler, stuck) = Receipts::handler(&seen);
         stuck.store(true, Relaxed);
         let host = project.host_with(&[("email", handler)]).await;
         wait_for("the bomb", LIMIT, async || seen.len() == 1).await;
@@ -144,7 +144,7 @@ async fn a_message_that_kills_its_hosts_is_dead_lettered_by_recovery() {
         kill(host);
     }
     let seen = Seen::default();
-    let (handler, _) = Receipts::new(&seen);
+    let (handler, _) = Receipts::handler(&seen);
     let survivor = project.host_with(&[("email", handler)]).await;
     let dead =
         "select count(*) from {schema}.dead_letter where class = 'host_lost' and attempts = 3 and payload = 'bomb'";
@@ -160,7 +160,7 @@ async fn a_host_that_lost_its_lease_is_fenced_and_goes_on_under_a_new_identity()
     let project = Project::declare(SHORT_LEASE).await;
     project.database.expect_log("lost the lease");
     let seen = Seen::default();
-    let (handler, stuck) = Receipts::new(&seen);
+    let (handler, stuck) = Receipts::handler(&seen);
     stuck.store(true, Relaxed);
     let host = project.host_with(&[("email", handler)]).await;
     project.produce("orders", &numbered(16)).await;
@@ -186,7 +186,7 @@ async fn a_host_that_cannot_renew_stops_itself_before_its_lease_ends() {
     let project = Project::declare(SHORT_LEASE).await;
     project.database.expect_log("lost the lease");
     let seen = Seen::default();
-    let (handler, stuck) = Receipts::new(&seen);
+    let (handler, stuck) = Receipts::handler(&seen);
     stuck.store(true, Relaxed);
     let host = project.host_with(&[("email", handler)]).await;
     project.produce("orders", &numbered(4)).await;
@@ -288,7 +288,7 @@ async fn two_settles_of_one_claim_at_once_do_not_fence_each_other() {
 async fn a_claim_whose_reply_was_lost_is_found_and_run() {
     let project = Project::declare(SHORT_LEASE).await;
     let seen = Seen::default();
-    let (handler, _) = Receipts::new(&seen);
+    let (handler, _) = Receipts::handler(&seen);
     project.produce("orders", &numbered(10)).await;
     let host = engine::register(&project.database, "not yet", LIMIT).await.unwrap();
     let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 0 };
@@ -316,7 +316,7 @@ async fn a_claim_whose_reply_was_lost_is_found_and_run() {
 async fn a_delivery_without_a_row_is_cut() {
     let project = Project::declare(SHORT_LEASE).await;
     let seen = Seen::default();
-    let (handler, stuck) = Receipts::new(&seen);
+    let (handler, stuck) = Receipts::handler(&seen);
     stuck.store(true, Relaxed);
     let host = project.host_with(&[("email", handler)]).await;
     project.produce("orders", &numbered(4)).await;
@@ -366,7 +366,7 @@ async fn cut_connections_lose_nothing_and_stop_nobody() {
         project.database.expect_log(part);
     }
     let seen = Seen::default();
-    let (handler, _) = Receipts::new(&seen);
+    let (handler, _) = Receipts::handler(&seen);
     let host = project.host_with(&[("email", handler)]).await;
     let mut admin = project.session().await;
     let mut producer = project.session().await;
