@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 /// How much work to hold beyond the slots, in time. A turn takes a few milliseconds; a busy database ten times that.
 const AHEAD: Duration = Duration::from_millis(50);
 
-/// Most messages one group holds on one host: four turns of the size at which the cost of a turn no longer matters
-/// (measured: 250 a turn).
-const HELD_MAX: u32 = 1000;
+/// Most messages one group holds on one host: four turns of the largest size, so that the database works on the next
+/// turn while the slots work on this one.
+const HELD_MAX: u32 = 2000;
 
 /// Most messages of one turn.
 pub const TURN_MAX: u32 = 500;
@@ -59,7 +59,16 @@ impl Pace {
 
     /// Whether a turn is worth its price when `room` messages could be claimed.
     pub fn worth_a_turn(&self, room: u32) -> bool {
-        room >= (self.held_max() / 4).clamp(1, TURN_MAX / 2)
+        room >= self.turn_min()
+    }
+
+    /// With how many messages in hand the next turn is worth its price.
+    pub fn refill_at(&self) -> u32 {
+        self.held_max() - self.turn_min()
+    }
+
+    fn turn_min(&self) -> u32 {
+        (self.held_max() / 4).clamp(1, TURN_MAX / 2)
     }
 }
 

@@ -232,23 +232,41 @@ impl Group {
         // What has passed already waits for the other: it must not hide it.
         let until = self.not_before.into_iter().chain(partly).filter(|until| *until > now).min();
         let timer = sleep(until.map_or(Duration::from_secs(60), |until| until - now));
-        tokio::select! {
-            ended = self.ended.recv() => {
-                if let Some(ended) = ended {
+        tokio::pin!(timer);
+        loop {
+            tokio::select! {
+                ended = self.ended.recv() => {
+                    let Some(ended) = ended else { return };
                     self.note(ended);
                     self.pace.ended(1);
+                    if self.enough_ended() {
+                        return;
+                    }
+                    continue;
                 }
+                () = self.seat.woken() => self.may_have_work = true,
+                changed = self.setting.newest.changed(), if self.deploys => {
+                    self.may_have_work = true;
+                    self.deploys = changed.is_ok(); // else what is loaded stays
+                }
+                () = self.solo.changed() => {}
+                () = identity.cut.cancelled() => {}
+                () = self.setting.drain.cancelled() => {}
+                () = &mut timer => {}
             }
-            () = self.seat.woken() => self.may_have_work = true,
-            changed = self.setting.newest.changed(), if self.deploys => {
-                self.may_have_work = true;
-                self.deploys = changed.is_ok(); // else what is loaded stays
-            }
-            () = self.solo.changed() => {}
-            () = identity.cut.cancelled() => {}
-            () = self.setting.drain.cancelled() => {}
-            () = timer => {}
+            return;
         }
+    }
+
+    /// Whether so many deliveries have ended that something should be done about it: one that has to be settled by
+    /// itself, or so many that the next turn is worth its price. Noting one costs far less than a step.
+    fn enough_ended(&mut self) -> bool {
+        let knew_partly = self.partly_since.is_some();
+        self.collect();
+        let learns_partly = !knew_partly && self.partly_since.is_some(); // its timer has to begin
+        let refills = self.may_have_work && self.memory.open <= self.pace.refill_at();
+        let starves = self.memory.open < self.setting.group.policy.slots;
+        learns_partly || refills || starves || self.memory.has_ended()
     }
 
     /// Stops claiming, waits for what runs, hands the rest back. `Some`: done.
