@@ -113,16 +113,16 @@ begin
 
     if p_want > 0 then
         return query
-        with head as materialized (             -- what stands after the cursor
+        with head as materialized (             -- what stands after the cursor, without payloads
             select * from (
                 select l.*, row_number() over (order by l.id) as n, count(*) filter (where l.matches) over (order by l.id) as wanted,
-                    coalesce(sum(octet_length(l.payload)) filter (where l.matches) over (order by l.id), 0) as bytes
+                    coalesce(sum(l.payload_bytes) filter (where l.matches) over (order by l.id), 0) as bytes
                 from (
                     select m.*, (p_routing_keys is null or m.routing_key like any (p_routing_keys))
                         and (p_keys is null or m.message_key like any (p_keys))
                         and (p_not_keys is null or m.message_key is null or not m.message_key like any (p_not_keys))
                         and (p_headers is null or m.headers @> p_headers) as matches
-                    from {schema}.log_after_{stream_id}(v_cursor, v_scan) m
+                    from {schema}.log_heads_{stream_id}(v_cursor, v_scan) m
                 ) as l
             ) as l where l.wanted <= p_want
         ),
@@ -217,11 +217,11 @@ begin
             m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
             0, false, false
         from (
-            select h.id, h.message_key, h.compaction_rank, h.routing_key, h.headers, h.content_type, h.payload, h.created_at from head h
+            select h.id, h.message_key, h.compaction_rank, h.routing_key, h.headers, h.content_type, h.payload, h.created_at
+            from reach, {schema}.log_between_{stream_id}(v_cursor, reach.id) h
             union all
             select l.id, l.message_key, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload, l.created_at from late l
-        ) as m join taken t on t.id = m.id and t.due
-        order by m.id;
+        ) as m join taken t on t.id = m.id and t.due;
         select claimed into v_frontier from {schema}.cursor where group_id = p_group;
     end if;
 

@@ -5,10 +5,14 @@
 -- So each query here is planned for its values and names the bounds of one partition, and touches that one alone.
 -- The functions are STABLE: all that one statement reads through them is of that statement's snapshot.
 
--- The first rows after a position, in id order, at most p_want. Index: message_log primary key.
-create or replace function {schema}.log_after_{stream_id}(p_after bigint, p_want integer) returns setof {schema}.message_log_{stream_id}
+-- The first rows after a position, in id order, at most p_want, without payloads: what a claim decides by. A payload is
+-- copied at each step of a plan, so it is read last. Index: message_log primary key.
+create or replace function {schema}.log_heads_{stream_id}(p_after bigint, p_want integer)
+returns table (id bigint, created_at timestamptz, deliver_after timestamptz, message_key text, routing_key text, headers jsonb,
+    payload_bytes integer)
 language plpgsql stable rows 250 set plan_cache_mode = force_custom_plan
 as $$
+#variable_conflict use_column
 declare
     v_part record;
     v_last bigint;
@@ -22,11 +26,35 @@ begin
             (select max(lower_id) from {schema}.log_partition where stream_id = {stream_id} and lower_id <= p_after + 1), 0)
         order by lower_id
     loop
-        return query select * from {schema}.message_log_{stream_id}
-            where id > p_after and id >= v_part.lower_id and id < v_part.upper_id order by id limit v_left;
+        return query
+        select id, created_at, deliver_after, message_key, routing_key, headers, coalesce(octet_length(payload), 0)
+        from {schema}.message_log_{stream_id}
+        where id > p_after and id >= v_part.lower_id and id < v_part.upper_id order by id limit v_left;
         get diagnostics v_rows = row_count;
         v_left := v_left - v_rows;
         exit when v_left <= 0;
+    end loop;
+end
+$$;
+
+-- All rows after one position up to another. Index: message_log primary key.
+create or replace function {schema}.log_between_{stream_id}(p_after bigint, p_upto bigint)
+returns setof {schema}.message_log_{stream_id}
+language plpgsql stable rows 250 set plan_cache_mode = force_custom_plan
+as $$
+declare
+    v_part record;
+begin
+    if p_upto <= p_after then
+        return;
+    end if;
+    for v_part in
+        select lower_id, upper_id from {schema}.log_partition
+        where stream_id = {stream_id} and lower_id <= p_upto and upper_id > p_after + 1
+        order by lower_id
+    loop
+        return query select * from {schema}.message_log_{stream_id}
+            where id > p_after and id <= p_upto and id >= v_part.lower_id and id < v_part.upper_id order by id;
     end loop;
 end
 $$;
@@ -77,5 +105,5 @@ $$;
 create or replace function {schema}.has_work_{stream_id}(p_claimed bigint) returns boolean
 language sql stable
 as $$
-    select exists (select from {schema}.log_after_{stream_id}(p_claimed, 1))
+    select exists (select from {schema}.log_heads_{stream_id}(p_claimed, 1))
 $$;

@@ -173,7 +173,7 @@ begin
         order by g.id
     loop
         execute format('select exists (select from {schema_format}.%I($1, 1) where created_at < clock_timestamp() - $2 * interval ''1 ms'')',
-            'log_after_' || v_group.stream_id) into v_lags using v_group.claimed, v_group.max_lag_ms;
+            'log_heads_' || v_group.stream_id) into v_lags using v_group.claimed, v_group.max_lag_ms;
         if v_lags then
             return next v_group.id;
         end if;
@@ -209,7 +209,7 @@ begin
     v_above := greatest(v_group.last, v_group.claimed);
     while v_below < v_above loop
         v_middle := v_below + (v_above - v_below) / 2;
-        execute format('select id from {schema_format}.%I($1, 1) where created_at < $2', 'log_after_' || v_group.stream_id)
+        execute format('select id from {schema_format}.%I($1, 1) where created_at < $2', 'log_heads_' || v_group.stream_id)
             into v_old_id using v_middle, v_group.oldest;
         if v_old_id is null then
             v_above := v_middle;
