@@ -124,10 +124,9 @@ begin
         from drawn d join given g using (ordinal)
         where d.uuid is null or d.uuid in (select key from won)
         order by d.id
-        returning id
     )
     select array_agg(d.ordinal order by d.ordinal), array_agg(d.id order by d.ordinal) into v_ordinals, v_ids
-    from drawn d join stored using (id);
+    from drawn d where d.uuid is null or d.uuid in (select key from won);
 
     select left(p_idempotency_keys[ordinal], 200) into v_conflict
     from unnest(v_uuids, v_prints) with ordinality as g(uuid, print, ordinal)
