@@ -1,12 +1,16 @@
 //! `groups`: every figure is right, and read at a bounded price whatever the sizes.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millstream::{
     engine::{self, DeadFilter},
-    handler::{Finished, Outcome},
+    handler::{Finished, Handler, Handling, Message, Outcome},
 };
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     engine::{Project, done, numbered, text},
@@ -49,23 +53,33 @@ async fn a_lag_is_counted_and_0_is_exact() {
     verbs.refused(&["groups", "emial"], 1, &["no group \"emial\"", "did you mean \"email\"?"]);
 }
 
+/// Ends as the payload says; `hold` when it is released.
+struct Answers {
+    released: CancellationToken,
+}
+
+impl Handler for Answers {
+    fn handle<'a>(&'a self, message: Message, _cut: &'a CancellationToken) -> Handling<'a> {
+        Box::pin(async move {
+            match message.payload.as_deref() {
+                Some(b"retry") => Finished::plain(Outcome::Retry { reason: "no".into() }),
+                Some(b"reject") => Finished::plain(Outcome::Reject { reason: "never".into() }),
+                Some(b"hold") => {
+                    self.released.cancelled().await;
+                    done()
+                }
+                _ => done(),
+            }
+        })
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_in_flight_retrying_delayed_and_dead_is_told_apart() {
     let verbs = Verbs::declare(STREAMS_TOML).await;
-    let (sender, receiver) = std::sync::mpsc::channel::<()>();
-    let receiver = std::sync::Mutex::new(receiver);
-    let host = verbs
-        .project
-        .host("email", move |message| match message.payload.as_deref() {
-            Some(b"retry") => Finished::plain(Outcome::Retry { reason: "no".into() }),
-            Some(b"reject") => Finished::plain(Outcome::Reject { reason: "never".into() }),
-            Some(b"hold") => {
-                let _ = receiver.lock().expect("no panic").recv();
-                done()
-            }
-            _ => done(),
-        })
-        .await;
+    let released = CancellationToken::new();
+    let answers: Arc<dyn Handler> = Arc::new(Answers { released: released.clone() });
+    let host = verbs.project.host_with(&[("email", answers)]).await;
     let mut delayed = text("later");
     delayed.delay = Some(Duration::from_secs(3600));
     verbs.project.produce("orders", &[text("retry"), text("retry"), text("reject"), delayed, text("hold")]).await;
@@ -75,7 +89,7 @@ async fn what_is_in_flight_retrying_delayed_and_dead_is_told_apart() {
         figures.map(|figure| group[0][figure].as_i64().expect("a figure"))
     };
     wait_for("the deliveries", LIMIT, async || state() == [0, 1, 2, 1, 1]).await;
-    drop(sender);
+    released.cancel();
     wait_for("the held one ends", LIMIT, async || state() == [0, 0, 2, 1, 1]).await;
     host.drain().await;
 }
