@@ -17,10 +17,12 @@ setup: ## install what is missing: Postgres server programs, the wasm target
 
 .PHONY: handlers
 handlers: setup ## build every example into handlers/
+	@test -d handlers || echo "building the example handlers; the first time takes minutes"
 	@guest-sdk/build-handlers.sh handlers
 
 .PHONY: up
 up: handlers ## run it: its own Postgres, the example handlers, live traffic; ctrl-C stops everything
+	@test -x $(PROGRAM) || echo "building $(PROGRAM); the first time takes minutes"
 	@$(CARGO) build --quiet --release --locked
 	@exec $(PROGRAM) up --demo
 
