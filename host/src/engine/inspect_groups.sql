@@ -11,7 +11,7 @@ select g.name, g.handler, g.paused_at is not null as paused,
     dead.count as dead, dead.first_id as dead_first, dead.last_id as dead_counted_to, newest_dead.id as dead_last,
     leases.blocked as blocked_keys, gap.count as gaps, oldest_gap.pid as oldest_gap_pid,
     (extract(epoch from clock_timestamp() - oldest.created_at) * 1000)::bigint as oldest_age_ms,
-    coalesce(serving.digest, deployed.digest) as digest
+    serving.digest
 from {schema}.consumer_group g
 join {schema}.cursor c on c.group_id = g.id
 cross join lateral (
@@ -105,8 +105,5 @@ left join lateral (
     where h.expires_at > clock_timestamp() and h.stats #>> array['handlers', g.name, 'digest'] is not null
     order by (h.stats #>> array['handlers', g.name, 'loaded_at_ms'])::bigint desc nulls last limit 1
 ) as serving on true
-left join lateral (
-    select digest from {schema}.deployment where group_id between g.id and g.id order by group_id desc, id desc limit 1
-) as deployed on true
 where g.stream_id = {stream_id}
 order by g.name

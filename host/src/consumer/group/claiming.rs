@@ -1,6 +1,9 @@
 //! A turn: settles the claims that are finished, and claims what there is room for.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +17,7 @@ use super::{
 };
 use crate::{
     engine::{ClaimId, Note, Source, Turn, Verdict, Wanted, claim},
-    handler::Outcome,
+    handler::{FailureClass, Outcome},
 };
 
 impl Group {
@@ -117,10 +120,12 @@ impl Group {
             "delivered"
         );
         let handed_back = ended.finished.outcome == Outcome::HandBack;
+        let message_id = ended.message_id;
         match self.memory.ended(ended, &self.setting.group.policy.retry) {
             None => counters.fenced.fetch_add(1, Relaxed),
             Some(Verdict::Done) => counters.done.fetch_add(1, Relaxed),
-            Some(Verdict::Dead { failure, .. }) => {
+            Some(Verdict::Dead { attempts, failure }) => {
+                self.tell_dead(message_id, attempts, failure.class);
                 counters.count_failure(failure.class);
                 counters.dead.fetch_add(1, Relaxed)
             }
@@ -132,6 +137,28 @@ impl Group {
                 counters.again.fetch_add(1, Relaxed)
             }
         };
+    }
+}
+
+impl Group {
+    /// One line a second at most: a handler that rejects everything must not flood the log. `millstream dead list` has
+    /// them all.
+    fn tell_dead(&mut self, message_id: i64, attempts: u32, class: FailureClass) {
+        self.dead_untold += 1;
+        let now = Instant::now();
+        if self.dead_told.is_none_or(|told| now - told >= Duration::from_secs(1)) {
+            self.dead_told = Some(now);
+            let dead = std::mem::take(&mut self.dead_untold);
+            let group = &*self.setting.group.name;
+            tracing::info!(
+                group,
+                message_id,
+                attempts,
+                class = class.as_str(),
+                dead,
+                "gave up on a message: it is a dead letter"
+            );
+        }
     }
 }
 

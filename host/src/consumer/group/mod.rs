@@ -78,6 +78,8 @@ pub async fn run(setting: Setting) {
         failures: 0,
         partly_since: None,
         deploys: true,
+        dead_told: None,
+        dead_untold: 0,
         setting,
     };
     while let Some(identity) = group.next_identity().await {
@@ -111,6 +113,9 @@ struct Group {
     partly_since: Option<Instant>,
     /// Somebody may still deploy a newer handler.
     deploys: bool,
+    /// When the log last told of a dead letter, and how many there were since.
+    dead_told: Option<Instant>,
+    dead_untold: u64,
 }
 
 /// Why a life ended.
