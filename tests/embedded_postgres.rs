@@ -167,7 +167,8 @@ async fn another_process_of_the_project_finds_the_running_server() {
     assert_eq!(add_row(&server).await, 1);
     let connect = find_running(folder.path()).await.expect("look").expect("it runs");
     let database = Database::connect(&connect, 2, "millstream").await.expect("connect");
-    let count: i64 = sqlx::query_scalar("select count(*) from public.kept").fetch_one(&database.pool).await.expect("count");
+    let count: i64 =
+        sqlx::query_scalar("select count(*) from public.kept").fetch_one(&database.pool).await.expect("count");
     assert_eq!(count, 1);
     database.close().await;
     server.stop().await.expect("stop");
