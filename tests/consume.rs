@@ -44,6 +44,35 @@ impl Seen {
     }
 }
 
+/// Goal: a producer that leaves its transaction open delays the messages that need its idempotency key, and nothing else.
+#[tokio::test]
+async fn a_group_goes_on_while_one_delivery_waits_for_an_idempotency_key() {
+    let project = Project::declare(&format!("{ONE_GROUP}\n[streams.receipts]")).await;
+    let mut producer = project.session().await;
+    producer.run("begin; select {schema}.produce('receipts', 'r', idempotency_key => 'k')").await;
+    let host = project
+        .host("email", |message| {
+            let is_first = message.payload.as_deref() == Some(b"first");
+            let receipt = NewMessage { stream: "receipts".into(), idempotency_key: Some("k".into()), ..text("r") };
+            Finished { produced: if is_first { vec![receipt] } else { Vec::new() }, ..done() }
+        })
+        .await;
+    project.produce("orders", &[text("first")]).await;
+    for batch in numbered(600).chunks(100) {
+        project.produce("orders", batch).await;
+    }
+    let held = "select coalesce(sum(upper(r) - lower(r)), 0)::bigint from {schema}.claim, unnest(pending) r";
+    let all_but_one = "select count(*) from {schema}.cursor where claimed = 601";
+    wait_for("all others are settled", LIMIT, async || {
+        project.number(all_but_one).await == 1 && project.number(held).await == 1
+    })
+    .await;
+    producer.run("rollback").await;
+    wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
+    assert_eq!(project.number("select count(*) from {schema}.message_log_2").await, 1);
+    host.drain().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_message_is_delivered_once_and_leaves_no_row() {
     let project = Project::declare(ONE_GROUP).await;

@@ -158,11 +158,11 @@ async fn another_encoding_is_refused() {
 async fn errors_of_a_real_server_are_sorted_by_what_to_do() {
     let database = empty_database().await;
     let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&database.pool).await.expect_err(sql);
-    sqlx::raw_sql("create table t (x int constraint only_once unique); insert into t values (1)")
+    sqlx::raw_sql("create table public.t (x int constraint only_once unique); insert into public.t values (1)")
         .execute(&database.pool)
         .await
         .expect("prepare");
-    let twice = run("insert into t values (1)").await;
+    let twice = run("insert into public.t values (1)").await;
     let Reaction::Refused(refusal) = reaction(&twice) else { panic!("a constraint refuses: {twice}") };
     assert_eq!((refusal.sqlstate.as_str(), refusal.constraint.as_deref()), ("23505", Some("only_once")));
     assert!(!is_ambiguous_commit(&twice));

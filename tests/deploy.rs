@@ -260,6 +260,22 @@ async fn bad_files_are_refused_in_one_line_and_the_old_one_serves_on() {
     assert_eq!(folder.stop().await, expected);
 }
 
+/// Goal: a named pipe, which nobody may ever write to, holds up neither the other files nor the end of the host.
+#[tokio::test]
+async fn a_named_pipe_is_refused_and_waited_for_by_nobody() {
+    let folder = Folder::with_first().await;
+    let pipe = folder.folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    fs::rename(&pipe, folder.file()).unwrap();
+    folder.wait_for_refusal("x.wasm cannot be read (it is not a file)").await;
+    assert_eq!(folder.status().digest.as_deref(), Some(&*digest(&version(1))), "the version before serves on");
+    fs::remove_file(folder.file()).unwrap();
+    fs::write(folder.file(), version(2)).unwrap();
+    folder.wait_for_version(2).await;
+    folder.stop().await;
+}
+
 #[tokio::test]
 async fn a_deleted_file_serves_on_and_is_said_once() {
     let folder = Folder::with_first().await;

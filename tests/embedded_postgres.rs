@@ -33,11 +33,11 @@ async fn open(server: &Server) -> Database {
 /// Adds a row and returns how many there are: the proof that it is the same data.
 async fn add_row(server: &Server) -> i64 {
     let database = open(server).await;
-    sqlx::raw_sql("create table if not exists kept (n int); insert into kept values (1)")
+    sqlx::raw_sql("create table if not exists public.kept (n int); insert into public.kept values (1)")
         .execute(&database.pool)
         .await
         .expect("insert");
-    let count = sqlx::query("select count(*) from kept").fetch_one(&database.pool).await.expect("count").get(0);
+    let count = sqlx::query("select count(*) from public.kept").fetch_one(&database.pool).await.expect("count").get(0);
     database.close().await;
     count
 }
@@ -167,7 +167,8 @@ async fn another_process_of_the_project_finds_the_running_server() {
     assert_eq!(add_row(&server).await, 1);
     let connect = find_running(folder.path()).await.expect("look").expect("it runs");
     let database = Database::connect(&connect, 2, "millstream").await.expect("connect");
-    let count: i64 = sqlx::query_scalar("select count(*) from kept").fetch_one(&database.pool).await.expect("count");
+    let count: i64 =
+        sqlx::query_scalar("select count(*) from public.kept").fetch_one(&database.pool).await.expect("count");
     assert_eq!(count, 1);
     database.close().await;
     server.stop().await.expect("stop");

@@ -109,17 +109,17 @@ async fn deletes_are_bounded_and_repeated_until_nothing_is_left() {
         .sql(
             "insert into {schema}.idempotency_key_1 (key, message_id, fingerprint, created_at)
              select gen_random_uuid(), n, '', now() - interval '1 day' from generate_series(1, 2500) n;
-             create table sizes (rows bigint);
-             create function note() returns trigger language plpgsql as $$
-             begin insert into sizes select count(*) from gone; return null; end $$;
+             create table public.sizes (rows bigint);
+             create function public.note() returns trigger language plpgsql as $$
+             begin insert into public.sizes select count(*) from gone; return null; end $$;
              create trigger note after delete on {schema}.idempotency_key_1 referencing old table as gone
-             for each statement execute function note()",
+             for each statement execute function public.note()",
         )
         .await;
     assert_eq!(project.maintain(Step::IdempotencyKeys).await.rows, 2500);
     assert_eq!(project.rows("idempotency_key_1").await, 0);
-    assert_eq!(project.number("select max(rows) from sizes").await, 1000);
-    assert_eq!(project.number("select count(*) from sizes").await, 3);
+    assert_eq!(project.number("select max(rows) from public.sizes").await, 1000);
+    assert_eq!(project.number("select count(*) from public.sizes").await, 3);
 }
 
 #[tokio::test]

@@ -280,6 +280,52 @@ async fn a_role_produces_to_the_stream_it_was_granted_and_nothing_else() {
     project.run(&format!("drop owned by {role}; drop role {role}")).await;
 }
 
+/// Goal: whoever may create functions in a schema of our search_path, as everybody could in `public` before Postgres 15,
+/// cannot have them run with the rights of the host or of a producer.
+#[tokio::test]
+async fn no_function_of_somebody_else_runs_in_place_of_one_of_postgres() {
+    let project = Project::declare("[streams.orders]\n[groups.g]\nstream = \"orders\"\nhandler = \"g.wasm\"").await;
+    // Each is a better match than the variadic function of Postgres.
+    for arguments in ["text, integer", "text, text", "text, text, text"] {
+        let sql = format!(
+            "create function public.format({arguments}) returns text language plpgsql as $$ begin raise exception 'taken over'; end $$"
+        );
+        project.run(&sql).await;
+    }
+    project
+        .run(
+            "create function public.joined(text, integer) returns text language plpgsql as $$ begin raise exception 'taken over'; end $$;
+             create operator public.|| (leftarg = text, rightarg = integer, function = public.joined)",
+        )
+        .await;
+    let ours = "select count(*) from {schema}.produce('orders', 'x')";
+    assert_eq!(project.number(ours).await, 1, "on a connection of the host");
+    let mut session = project.session().await;
+    session.run("set search_path = public, pg_catalog").await;
+    for sql in [
+        "select {schema}.produce('orders', 'x'), {schema}.produce('orders', '{}'::jsonb)",
+        "select {schema}.produce_batch('orders', array['y']::bytea[])",
+        "select {schema}.groups_with_work(array[1])",
+        "select {schema}.streams_to_extend(8), {schema}.lagging_groups(), {schema}.old_partitions(1)",
+        "select {schema}.half_detached_partitions(), {schema}.detached_partitions(), {schema}.pass_lagging(1)",
+    ] {
+        session.run(sql).await;
+    }
+    let path = project.number("select count(*) where current_setting('search_path') = 'pg_catalog'").await;
+    assert_eq!(path, 1, "the host's own statements look for functions nowhere else");
+}
+
+/// Goal: an array of the caller that does not start at 1 hides no conflict, and with it no message.
+#[tokio::test]
+async fn a_conflict_is_found_whatever_the_bounds_of_the_arrays() {
+    let project = Project::declare(STREAMS).await;
+    let mut session = project.session().await;
+    let sql = "select {schema}.produce_batch('orders', '{a,b}'::bytea[], p_idempotency_keys => '[3:4]={k,k}')";
+    let (sqlstate, message, _) = refusal(session.try_run(sql).await, sql);
+    assert_eq!((sqlstate.as_str(), message.as_str()), ("MS007", "idempotency key 'k' was used for another message"));
+    assert_eq!(project.number("select count(*) from {schema}.message_log_1").await, 0);
+}
+
 /// One call may bring 50,000 messages, also when that is hundreds of partitions of a small stream.
 #[tokio::test]
 async fn fifty_thousand_messages_in_one_call() {

@@ -258,24 +258,27 @@ async fn a_settle_done_twice_changes_nothing() {
     assert!(matches!(settled, Ok(Settled::LeaseLost)));
 }
 
-/// Two settles of one claim at once, as the loop and a settle beside it do: both count.
+/// Two settles of one claim at once, as the loop and a settle beside it do: both count, and neither waits for what the other
+/// waits for.
 #[tokio::test]
-async fn two_settles_of_one_claim_at_once_do_not_fence_each_other() {
+async fn two_settles_of_one_claim_at_once_neither_fence_nor_hold_up_each_other() {
     let project = Project::declare(SHORT_LEASE).await;
     let (host, tokens) = claim_three(&project).await;
     let group = project.group("email").await;
-    // The first is held up by another producer's idempotency key, after it has taken its message out.
+    // The first is held up by another producer's idempotency key, until the second has ended.
     let mut blocker = project.session().await;
     blocker.run("begin; select {schema}.produce('receipts', 'r', idempotency_key => 'k')").await;
     let receipt = NewMessage { stream: "receipts".into(), idempotency_key: Some("k".into()), ..text("r") };
     let first = [Settlement { produced: vec![receipt], ..Settlement::plain(tokens[0], 1, Verdict::Done) }];
     let rest = [Settlement::plain(tokens[0], 2, Verdict::Done), Settlement::plain(tokens[0], 3, Verdict::Done)];
     let settle = |batch| engine::settle(&project.database, host, &group, batch);
-    let release = async {
-        tokio::time::sleep(Duration::from_millis(300)).await; // lets both get as far as they can
+    let then_release = async {
+        tokio::time::sleep(Duration::from_millis(300)).await; // lets the first get as far as it can
+        let rest = tokio::time::timeout(LIMIT, settle(&rest)).await.expect("the second is held up too");
         blocker.run("rollback").await;
+        rest
     };
-    let (first, rest, ()) = tokio::join!(settle(&first), settle(&rest), release);
+    let (first, rest) = tokio::join!(settle(&first), then_release);
     for settled in [first, rest] {
         assert!(matches!(settled, Ok(Settled::Committed { ref fenced, .. }) if fenced.is_empty()), "{settled:?}");
     }

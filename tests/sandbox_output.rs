@@ -31,7 +31,7 @@ async fn lines_carry_who_wrote_them() {
     let lines = logs.of_guests();
     let texts: Vec<_> = lines.iter().map(|line| line.message.as_str()).collect();
     assert!(texts[0].ends_with("line 1 of 2") && texts[1].ends_with("line 2 of 2"), "{texts:?}");
-    assert_eq!(texts[2], "not text: \u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}, and a NUL: \0");
+    assert_eq!(texts[2], "not text: \u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}, and a NUL: \u{fffd}");
     assert_eq!(lines[2].level, Level::WARN);
     for field in ["group=g ", "message_id=1 ", "attempt=1 ", &format!("digest={} ", handler.digest())] {
         assert!(lines[2].fields.contains(field), "{field} is not in {}", lines[2].fields);

@@ -130,7 +130,10 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = logging::start(&arguments.global).and_then(|()| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        runtime.block_on(run(arguments))
+        let done = runtime.block_on(run(arguments));
+        // Everything is done. A thread that still waits for a file system that does not answer must not keep the process.
+        runtime.shutdown_background();
+        done
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -133,18 +133,26 @@ impl fmt::Debug for Database {
 fn tuned(connect: &Connect) -> Connect {
     // Statements hold no payload (parameters only), but a slow one would be logged with its whole text at WARN.
     let options = connect.options.clone().application_name("millstream").disable_statement_logging();
-    let options = match connect.pooler {
+    if connect.pooler == Pooler::Transaction {
         // A pooler refuses startup parameters it does not know, and a named statement may meet a server without it.
-        Pooler::Transaction => options.statement_cache_capacity(0).extra_float_digits(None),
+        let options = options.statement_cache_capacity(0).extra_float_digits(None);
+        return Connect { options, pooler: connect.pooler };
+    }
+    // Our own names have their schema. Those of Postgres are looked for nowhere else, so that nobody who may create
+    // functions in `public` can put a better match before them, which would then run with our rights.
+    let options = options.options([("search_path", "pg_catalog")]);
+    let is_unix_socket = options.get_socket().is_some() || options.get_host().starts_with('/');
+    let options = if is_unix_socket {
+        options
+    } else {
         // The server then drops the session of a host that vanished without a word, and with it the locks it held,
-        // after some 25 s instead of hours. Without effect on a Unix socket.
-        Pooler::Absent if options.get_socket().is_none() && !options.get_host().starts_with('/') => options.options([
+        // after some 25 s instead of hours.
+        options.options([
             ("tcp_keepalives_idle", "10"),
             ("tcp_keepalives_interval", "5"),
             ("tcp_keepalives_count", "3"),
             ("tcp_user_timeout", "20000"),
-        ]),
-        Pooler::Absent => options,
+        ])
     };
     Connect { options, pooler: connect.pooler }
 }

@@ -54,8 +54,20 @@ pub fn read(path: &Path, bytes_max: u64) -> (Seen, Vec<u8>) {
     }
 }
 
+/// Without waiting: a named pipe would otherwise keep its reader until somebody writes to it.
+#[cfg(unix)]
+fn open(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed()).open(path)
+}
+
+#[cfg(not(unix))]
+fn open(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
 fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
+    let file = open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a file"));

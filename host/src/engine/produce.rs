@@ -10,6 +10,9 @@ use crate::{
     handler::{Concurrency, NewMessage},
 };
 
+/// Most messages of one call: what `check_batch` in `functions/shared.sql` takes.
+pub(super) const BATCH_MAX: usize = 50_000;
+
 /// One message of a batch.
 #[derive(Clone, Debug)]
 pub struct NewEntry<'a> {

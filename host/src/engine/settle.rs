@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Row};
 use super::{
     ClaimId, GroupHandle, HostId, Source, Token, Verdict,
     lease::milliseconds,
-    produce::{NewEntry, ProduceError, produce},
+    produce::{BATCH_MAX, NewEntry, ProduceError, produce},
 };
 use crate::{database::Database, handler::NewMessage};
 
@@ -30,6 +30,11 @@ impl Settlement {
     /// A message whose first delivery ended without effects.
     pub fn plain(token: Token, message_id: i64, verdict: Verdict) -> Self {
         Self { token, message_id, failures: 0, verdict, produced: Vec::new(), digest: None }
+    }
+
+    /// Whether another producer of the same idempotency key, with its transaction open, holds it up.
+    pub fn may_wait(&self) -> bool {
+        self.produced.iter().any(|message| message.idempotency_key.is_some())
     }
 }
 
@@ -59,24 +64,43 @@ pub async fn settle(
     batch: &[Settlement],
 ) -> Result<Settled, sqlx::Error> {
     let mut tx = database.pool.begin().await?;
+    let mut work = Work { database, tx: &mut tx, host, group, batch };
+    // By itself a settle waits for another producer of the same idempotency key, maybe for long. It does so before it
+    // locks anything of ours: with its claim locked, the other messages of that claim, and so its group, would wait too.
+    let waits = matches!(batch, [one] if one.may_wait());
+    let mut early = Vec::new();
+    if waits {
+        match work.produce(&HashSet::new()).await? {
+            Ok(woken) => early = woken,
+            Err(refused) => return Ok(Settled::Refused(refused)),
+        }
+    }
     let fence = database.query(include_str!("fence.sql")).bind(host.0);
-    if fence.fetch_optional(&mut *tx).await?.is_none() {
+    if fence.fetch_optional(&mut *work.tx).await?.is_none() {
         return Ok(Settled::LeaseLost);
     }
     let is_plain =
         |one: &Settlement| one.token.source == Source::Log && one.verdict == Verdict::Done && one.produced.is_empty();
     if batch.iter().all(is_plain) {
         // Losing a plain settle in a crash of the database only means a redelivery.
-        sqlx::query("set local synchronous_commit = off").execute(&mut *tx).await?;
+        sqlx::query("set local synchronous_commit = off").execute(&mut *work.tx).await?;
     }
-    let mut work = Work { database, tx: &mut tx, host, group, batch };
     let fenced = work.take_out().await?;
+    if waits && !fenced.lost.is_empty() {
+        // It is no longer ours, and what it produced is undone with this transaction.
+        tx.rollback().await?;
+        return Ok(Settled::Committed { fenced: fenced.lost, woken: Vec::new() });
+    }
     work.schedule_again(&fenced.lost, &fenced.redriven).await?;
     work.bury(&fenced.lost, &fenced.redriven).await?;
     work.forget_redriven(&fenced.redriven).await?;
-    let woken = match work.produce(&fenced.lost).await? {
-        Ok(woken) => woken,
-        Err(refused) => return Ok(Settled::Refused(refused)),
+    let woken = if waits {
+        early
+    } else {
+        match work.produce(&fenced.lost).await? {
+            Ok(woken) => woken,
+            Err(refused) => return Ok(Settled::Refused(refused)),
+        }
     };
     tx.commit().await?;
     Ok(Settled::Committed { fenced: fenced.lost, woken })
@@ -210,14 +234,16 @@ impl Work<'_> {
                 streams.entry(message.stream.as_str()).or_default().push(NewEntry { message, deliver_after: None });
             }
         }
-        if batch.len() > 1 && streams.values().flatten().any(|entry| entry.message.idempotency_key.is_some()) {
+        if batch.len() > 1 && batch.iter().any(Settlement::may_wait) {
             sqlx::query(SHARED_LOCK_TIMEOUT).execute(&mut *self.tx).await?;
         }
         for (stream, entries) in &streams {
-            match produce(self.database, self.tx, stream, entries).await {
-                Ok(_) => {}
-                Err(ProduceError::Database(error)) => return Err(error),
-                Err(refused) => return Ok(Err(refused)),
+            for entries in entries.chunks(BATCH_MAX) {
+                match produce(self.database, self.tx, stream, entries).await {
+                    Ok(_) => {}
+                    Err(ProduceError::Database(error)) => return Err(error),
+                    Err(refused) => return Ok(Err(refused)),
+                }
             }
         }
         Ok(Ok(streams.into_keys().map(str::to_owned).collect()))

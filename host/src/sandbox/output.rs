@@ -2,6 +2,7 @@
 //! per group. The guest never waits and never fails for writing too much; what is over a bound is counted and dropped.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
@@ -131,11 +132,14 @@ impl Output {
             return;
         }
         self.bytes_left -= bytes;
-        let message = bounded(message, LINE_BYTES_MAX);
-        if context.is_empty() {
-            self.log(level, "log", message);
-        } else {
-            self.log(level, "log", &format!("{}: {message}", bounded(context, LINE_BYTES_MAX)));
+        // A line of ours each, as with stdout: in text, what follows a line feed would pass for a line of the host.
+        for message in message.lines() {
+            let message = bounded(message, LINE_BYTES_MAX);
+            if context.is_empty() {
+                self.log(level, "log", message);
+            } else {
+                self.log(level, "log", &format!("{}: {message}", bounded(context, LINE_BYTES_MAX)));
+            }
         }
     }
 
@@ -177,6 +181,7 @@ impl Output {
         if dropped_lines > 0 {
             tracing::info!(target: "millstream::guest", %group, dropped_lines, "log lines dropped: this group logs too much");
         }
+        let line = printable(line);
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(target: "millstream::guest", %group, message_id, attempt, %digest, stream, "{line}")
@@ -195,6 +200,12 @@ impl Output {
 pub enum Failing {
     Yes,
     No,
+}
+
+/// Without control characters, with which a guest could move the cursor of a terminal or begin a line of its own.
+fn printable(line: &str) -> Cow<'_, str> {
+    let is_control = |character: char| character.is_control() && character != '\t';
+    if line.contains(is_control) { line.replace(is_control, "\u{fffd}").into() } else { line.into() }
 }
 
 /// The longest start of `text` that fits `bytes_max` bytes.
@@ -262,6 +273,12 @@ mod tests {
         let tail = output.tail();
         assert_eq!(tail.len(), TAIL_BYTES_MAX - 1);
         assert!(tail.ends_with("aathe end"), "{}", &tail[4000..]);
+    }
+
+    #[test]
+    fn no_line_holds_what_a_terminal_or_a_log_would_act_on() {
+        assert_eq!(printable("a\tb é"), "a\tb é");
+        assert_eq!(printable("a\r\u{1b}[31m\0\nb"), "a\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}b");
     }
 
     #[test]

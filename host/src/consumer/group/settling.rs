@@ -93,6 +93,10 @@ impl Group {
         if batch.is_empty() {
             return Step::Rest;
         }
+        if matches!(&batch[..], [one] if one.may_wait()) {
+            self.settle_one_by_one(identity, batch); // the loop does not wait with it
+            return Step::Again;
+        }
         match answered(settle(&self.setting.database, identity.host, &self.setting.group, &batch)).await {
             Ok(Settled::LeaseLost) => Step::End(End::LeaseLost),
             Ok(Settled::Committed { fenced, woken }) => {

@@ -3,7 +3,7 @@
 
 -- Streams whose log has fewer than p_ahead empty partitions ahead of the last id drawn.
 create or replace function {schema}.streams_to_extend(p_ahead integer) returns setof integer
-language sql stable
+language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select s.id from {schema}.stream s
     where coalesce((select max(upper_id) from {schema}.log_partition where stream_id = s.id), 1)
@@ -12,7 +12,7 @@ $$;
 
 -- Streams with idempotency keys older than their idempotency_ttl. Index: idempotency_key_N_age.
 create or replace function {schema}.streams_with_old_idempotency_keys() returns setof integer
-language plpgsql stable
+language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_stream record;
@@ -31,7 +31,7 @@ $$;
 -- Detaches that began and did not end: their process, its host or the database crashed, or the wait for older
 -- transactions took too long.
 create or replace function {schema}.half_detached_partitions() returns table (stream_id integer, lower_id bigint)
-language sql stable
+language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select p.stream_id, p.lower_id
     from {schema}.log_partition p
@@ -41,7 +41,7 @@ $$;
 
 -- Partitions that are out of the log and whose tables wait to be dropped.
 create or replace function {schema}.detached_partitions() returns table (stream_id integer, lower_id bigint)
-language sql stable
+language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select p.stream_id, p.lower_id
     from {schema}.log_partition p
@@ -53,7 +53,7 @@ $$;
 -- Ends a detach that began. Waits for transactions that may still read the partition, at most for the caller's
 -- lock_timeout.
 create or replace function {schema}.finish_detach(p_stream integer, p_lower_id bigint) returns void
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_table text;
@@ -66,7 +66,7 @@ $$;
 
 -- Notes that a partition has left the log, if it has.
 create or replace function {schema}.note_detached(p_stream integer, p_lower_id bigint) returns void
-language sql
+language sql set search_path = pg_catalog, pg_temp
 as $$
     update {schema}.log_partition p set detached_at = clock_timestamp()
     where p.stream_id = p_stream and p.lower_id = p_lower_id and p.detached_at is null
@@ -75,7 +75,7 @@ $$;
 
 -- Drops a partition that has left the log, and forgets it in the same transaction. Twice changes nothing.
 create or replace function {schema}.drop_detached(p_stream integer, p_lower_id bigint) returns void
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_table text;
@@ -95,7 +95,7 @@ $$;
 -- One statement, so that a message on its way from a claim to an exception is seen in one of them. Dead letters and what
 -- was redriven from them have their own copy and hold nothing.
 create or replace function {schema}.stream_progress(p_stream integer) returns table (message_id bigint, group_name text)
-language sql stable
+language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select least(
             c.claimed + 1,
@@ -118,7 +118,7 @@ $$;
 -- the length of one statement.
 create or replace function {schema}.old_partitions(p_limit integer)
 returns table (stream_id integer, stream_name text, lower_id bigint, detach text, pinned_by text)
-language plpgsql stable
+language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -159,7 +159,7 @@ $$;
 
 -- Groups whose first undelivered message is older than their stream's max_lag.
 create or replace function {schema}.lagging_groups() returns setof integer
-language plpgsql stable
+language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_group record;
@@ -187,7 +187,7 @@ $$;
 -- Time follows ids, so the place is found by halving: some 40 index probes, however far the group lags. What is not yet
 -- committed among the ids passed over is as old as its neighbours, and passed with them.
 create or replace function {schema}.pass_lagging(p_group integer) returns table (group_name text, from_id bigint, to_id bigint)
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare

@@ -128,8 +128,9 @@ begin
     select array_agg(d.ordinal order by d.ordinal), array_agg(d.id order by d.ordinal) into v_ordinals, v_ids
     from drawn d where d.uuid is null or d.uuid in (select key from won);
 
-    select left(p_idempotency_keys[ordinal], 200) into v_conflict
-    from unnest(v_uuids, v_prints) with ordinality as g(uuid, print, ordinal)
+    -- Unnested, not subscripted: an array of the caller's need not start at 1.
+    select left(g.once, 200) into v_conflict
+    from unnest(v_uuids, v_prints, p_idempotency_keys) with ordinality as g(uuid, print, once, ordinal)
     join {schema}.idempotency_key_{stream_id} k on k.key = g.uuid
     where k.fingerprint <> g.print
     order by ordinal limit 1;

@@ -1,5 +1,10 @@
 -- The produce API for every language, and what it stands on. Installed by `engine::functions`; replaced as a whole
--- when its checksum changes. Every function has an empty-handed search_path or none of its own names unqualified.
+-- when its checksum changes.
+--
+-- Who may create functions in a schema of somebody's search_path could put a better match before one of Postgres there (a
+-- `format(text, integer)`, an operator) and have it run with that somebody's rights. So a function that runs in a caller's
+-- session either sets its search_path, or, where that costs too much for each message, names even what is of Postgres with
+-- its schema.
 --
 -- Errors (class MS):
 --   MS001 unknown stream                      MS006 negative rank
@@ -218,8 +223,8 @@ create or replace function {schema}.produce_batch(
 language plpgsql
 as $$
 begin
-    return query execute format('select * from {schema_format}.%I($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)',
-        'produce_' || {schema}.stream_id(p_stream))
+    return query execute pg_catalog.format('select * from {schema_format}.produce_%s($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)',
+        {schema}.stream_id(p_stream))
     using p_payloads, p_keys, p_concurrencies, p_compactions, p_ranks, p_idempotency_keys, p_routing_keys, p_headers,
         p_content_types, p_deliver_afters;
 end
@@ -261,7 +266,7 @@ create or replace function {schema}.produce(
 ) returns table (id bigint, duplicate boolean, superseded boolean)
 language sql
 as $$
-    select * from {schema}.produce(stream, convert_to(payload, 'UTF8'), key, concurrency, compaction, rank,
+    select * from {schema}.produce(stream, pg_catalog.convert_to(payload, 'UTF8'), key, concurrency, compaction, rank,
         idempotency_key, routing_key, headers, content_type, deliver_after)
 $$;
 
@@ -280,13 +285,13 @@ create or replace function {schema}.produce(
 ) returns table (id bigint, duplicate boolean, superseded boolean)
 language sql
 as $$
-    select * from {schema}.produce(stream, convert_to(payload::text, 'UTF8'), key, concurrency, compaction, rank,
+    select * from {schema}.produce(stream, pg_catalog.convert_to(payload::text, 'UTF8'), key, concurrency, compaction, rank,
         idempotency_key, routing_key, headers, content_type, deliver_after)
 $$;
 
 -- Lets a role produce to one stream, and nothing else.
 create or replace function {schema}.grant_produce(p_role text, p_stream text) returns void
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
     execute format('grant usage on schema {schema_format} to %I', p_role);
@@ -301,7 +306,7 @@ $$;
 -- something has appeared in it or none of its producers is left. Else every group would turn at the shortest interval
 -- for as long as one producer sleeps in its transaction.
 create or replace function {schema}.groups_with_work(p_groups integer[]) returns setof integer
-language plpgsql set jit = off
+language plpgsql set search_path = pg_catalog, pg_temp set jit = off
 as $$
 declare
     v_group record;
