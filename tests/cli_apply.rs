@@ -1,6 +1,8 @@
 //! `apply`, `plan` and `status`: what streams.toml says is declared, compared and told.
 
-use millstream::database::MIGRATIONS;
+use std::sync::atomic::Ordering::Relaxed;
+
+use millstream::{database::MIGRATIONS, handler::FailureClass};
 
 use crate::support::verbs::Verbs;
 
@@ -95,6 +97,11 @@ async fn status_counts_what_the_hosts_did() {
     let host = verbs.project.host("email", |_| done()).await;
     let handlers = serde_json::json!({"email": {"file": "email.wasm", "digest": "ab".repeat(32), "reloads": 3}});
     host.counters.publish("handlers", handlers);
+    let group = host.counters.group("email");
+    group.fenced.fetch_add(2, Relaxed);
+    group.memory_growths.fetch_add(5, Relaxed);
+    host.counters.recovered.fetch_add(7, Relaxed);
+    group.count_failure(FailureClass::Timeout);
     verbs.project.produce("orders", &numbered(20)).await;
     let published = "select coalesce(sum((stats #>> '{groups,email,done}')::bigint), 0)::bigint from {schema}.host";
     let limit = std::time::Duration::from_secs(30);
@@ -102,6 +109,11 @@ async fn status_counts_what_the_hosts_did() {
     let status = verbs.json(&["status"]);
     let counters = &status["counters"];
     assert_eq!((&counters["delivered"], &counters["reloads"], &counters["gaps"]), (&20.into(), &3.into(), &0.into()));
+    assert_eq!(
+        (&counters["fenced"], &counters["memory_growths"], &counters["recovered"]),
+        (&2.into(), &5.into(), &7.into())
+    );
+    assert_eq!(counters["failures"], serde_json::json!({"timeout": 1}));
     let told = &status["hosts"][0];
     assert!(told["lease_left_ms"].as_i64().is_some_and(|left| left > 0) && told["version"].is_string(), "{told}");
     assert_eq!(status["groups"][0]["digest"], "ab".repeat(32));

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use millstream::config::{self, Config, Instance, Secret, Start};
+use millstream::config::{self, Allow, Config, Filter, Instance, KeyPolicy, OnDeadLetter, Secret, Start};
 
 fn environment(name: &str) -> Option<String> {
     let value = match name {
@@ -80,6 +80,7 @@ fn an_empty_file_gives_the_documented_defaults() {
     assert_eq!((config.host.heartbeat, config.host.lease), (Duration::from_secs(3), Duration::from_secs(10)));
     assert_eq!((config.host.poll_min, config.host.poll_max), (Duration::from_millis(5), Duration::from_millis(100)));
     assert_eq!((config.host.prefetch_bytes, config.host.component_max_bytes), (256 << 20, 64 << 20));
+    assert_eq!((config.host.drain_timeout, config.host.compile_threads), (Duration::from_secs(30), 1));
     assert!(config.streams.is_empty() && config.groups.is_empty());
 }
 
@@ -95,7 +96,41 @@ fn a_small_file_gives_streams_and_groups_their_defaults() {
     assert_eq!((group.retry.max_attempts, group.retry.base), (10, Duration::from_secs(1)));
     assert_eq!((group.retry.factor, group.retry.max, group.retry.jitter), (2.0, Duration::from_secs(600), 0.2));
     assert_eq!((group.limits.produced_messages, group.limits.log_bytes), (1000, 64 << 10));
+    assert_eq!(group.limits.produced_bytes, 8 << 20);
     assert!(group.allow.produce.is_empty() && group.secrets.is_empty());
+    let day = Duration::from_secs(86_400);
+    assert_eq!((stream.dead_letter_retention, stream.tombstone_retention), (30 * day, 7 * day));
+    assert_eq!((stream.key, stream.key_rules.len()), (KeyPolicy::default(), 0));
+    assert_eq!((group.on_dead_letter, group.concurrency_override), (OnDeadLetter::Block, None));
+    assert_eq!((&group.filter, &group.allow, group.config.len()), (&Filter::default(), &Allow::default(), 0));
+}
+
+/// The bounds of DESIGN's table, each at the last value that is allowed and at the first that is not.
+#[test]
+fn every_bound_is_where_it_is_documented() {
+    let small = "[groups.g]\nstream = \"s\"\nhandler = \"h.wasm\"\n";
+    let cases = [
+        ("[database]\nmax_connections = {}\n[streams.s]", &["2", "500"][..], &["1", "501"][..]),
+        ("[host]\nheartbeat = \"1s\"\nlease = {}\n[streams.s]", &["\"3s\""], &["\"2999ms\""]),
+        ("[host]\ncompile_threads = {}\n[streams.s]", &["1"], &["0"]),
+        ("[[streams.s.key_rules]]\nmatch = \"a\"\nshards = {}", &["1"], &["0", "257"]),
+        ("[streams.s]\n{small}slots = {}", &["1", "1000"], &["0", "1001"]),
+        ("[streams.s]\n{small}retry = { max_attempts = {} }", &["1", "1000"], &["0", "1001"]),
+        ("[streams.s]\n{small}max_reuse = {}", &["1"], &["0"]),
+        ("[streams.s]\n{small}instance = {}", &["\"fresh\"", "\"reuse\""], &["\"kept\""]),
+    ];
+    for (text, allowed, refused) in cases {
+        let told = |value: &str| {
+            let text = text.replace("{small}", small).replace("{}", value);
+            config::parse(&text, Path::new("bounds.toml"), &environment).map_err(|errors| errors.to_string())
+        };
+        for value in allowed {
+            assert!(told(value).is_ok(), "{text} with {value}: {:?}", told(value));
+        }
+        for value in refused {
+            assert!(told(value).is_err_and(|told| told.contains("allowed: ")), "{text} with {value} is accepted");
+        }
+    }
 }
 
 #[test]
