@@ -1,9 +1,14 @@
 //! Goal: the program's verbs that need no database answer people and machines, and exit as documented.
 //! Method: the real program in a project folder of its own; streams and exit codes are looked at.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command, sync::Arc};
 
-use crate::support::Program;
+use millstream::handler::Outcome;
+
+use crate::support::{
+    Program,
+    handlers::{deliver, group_settings, sandbox},
+};
 
 const STREAMS_TOML: &str = r#"
 [streams.orders]
@@ -162,6 +167,37 @@ fn new_writes_a_handler_whose_tests_pass() {
         .expect("run cargo");
     assert!(tests.status.success(), "{}", String::from_utf8_lossy(&tests.stderr));
     assert!(String::from_utf8_lossy(&tests.stdout).contains("3 passed"), "{}", String::from_utf8_lossy(&tests.stdout));
+}
+
+/// Goal: the project becomes a handler that a host loads. Method: its own Makefile builds it, with the SDK of this
+/// repository and a target folder that the next run finds warm; the sandbox runs what came out.
+#[tokio::test]
+async fn new_writes_a_handler_that_becomes_wasm_and_runs() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let sdk = repository.join("guest-sdk");
+    let program = Program::new("");
+    let (status, _, stderr) = program.run(&["new", "greeter", "--sdk", sdk.to_str().expect("UTF-8")]);
+    assert!(status.success(), "{stderr}");
+    let project = program.folder().join("greeter");
+    fs::copy(repository.join("examples/Cargo.lock"), project.join("Cargo.lock")).expect("copy the lock file");
+    let warm = Path::new(env!("CARGO_TARGET_TMPDIR")).join("new-wasm");
+    fs::create_dir_all(&warm).expect("make the target folder");
+    std::os::unix::fs::symlink(warm, project.join("target")).expect("link the target folder");
+    let make = Command::new("make")
+        .args(["deploy", "HANDLERS=../handlers"])
+        .env_remove("CARGO_TARGET_DIR")
+        .current_dir(&project)
+        .output()
+        .expect("run make");
+    assert!(make.status.success(), "{}", String::from_utf8_lossy(&make.stderr));
+    let wasm = fs::read(program.folder().join("handlers/greeter.wasm")).expect("read what was built");
+    let sandbox = sandbox().await;
+    let greeter = sandbox.handler(sandbox.load("greeter", wasm).await.unwrap(), Arc::new(group_settings(|_| {})));
+    assert_eq!(deliver(&greeter, r#"{"name": "Ada"}"#).await.outcome, Outcome::Done);
+    assert_eq!(
+        deliver(&greeter, r#"{"name": ""}"#).await.outcome,
+        Outcome::Reject { reason: "name is empty".to_owned() }
+    );
 }
 
 #[test]
