@@ -12,6 +12,8 @@ mod cli;
 
 mod cli_apply;
 
+mod cli_bench;
+
 mod cli_dead;
 
 mod cli_doctor;
@@ -54,11 +56,15 @@ mod sandbox_load;
 
 mod sandbox_output;
 
+mod golden;
+
 mod deploy;
 
 mod produce;
 
 mod gap_rule;
+
+mod extending;
 
 mod recovery;
 
