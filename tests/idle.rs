@@ -13,6 +13,7 @@ use millstream::handler::{Handler, Message};
 
 use crate::support::{
     engine::{Project, done, numbered},
+    handlers::rounds,
     wait_for,
 };
 
@@ -49,14 +50,20 @@ async fn a_thousand_idle_groups_share_one_poll() {
     };
     wait_for("all have turned once", LIMIT, async || turns().0 >= 1).await;
     let polls = || host.counters.snapshot()["idle_polls"].as_u64().unwrap();
-    tokio::time::sleep(Duration::from_millis(2500)).await; // the poll comes to rest, and sessions publish what they did
+    // The poll comes to rest, and sessions publish what they did: a session that went idle does so after ten seconds.
+    tokio::time::sleep(rounds(Duration::from_millis(2500), Duration::from_secs(15))).await;
+    let seconds = rounds(3, 30);
     let before = (transactions(&project).await, polls(), turns());
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
     let after = (transactions(&project).await, polls(), turns());
     assert_eq!(after.2, before.2, "no group turns");
-    assert!((1..=60).contains(&(after.1 - before.1)), "{} polls", after.1 - before.1);
-    // A statement a group would be 30,000. Idle connections publish their part of the first 1,000 turns late.
-    assert!(after.0 - before.0 < 1500, "{} transactions", after.0 - before.0);
+    let (polled, ran) = (after.1 - before.1, after.0 - before.0);
+    assert!((1..=20 * seconds).contains(&polled), "{polled} polls in {seconds} s");
+    // A statement a group would be 30,000. In a short run, idle connections publish their part of the first 1,000 turns
+    // late; in `make soak` they have done so, and the bar is what an idle host may cost: 20 a second, the test's included.
+    let ran_max = rounds(1500, 20 * 30);
+    assert!(ran < ran_max, "{ran} transactions in {seconds} s");
+    println!("{polled} polls and {ran} transactions in {seconds} s");
     host.drain().await;
 }
 
