@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream::sandbox::digest;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{
     PATIENCE, Program, database,
@@ -24,6 +24,11 @@ fn resident(program: &Program) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
+/// How often the group's handlers have grown their memory, as its host last told; nothing before its first delivery.
+fn growths(stats: &Value) -> Option<u64> {
+    stats["groups"]["worker"]["memory_growths"].as_u64()
+}
+
 #[tokio::test]
 async fn every_harm_has_its_class_and_harms_nobody_else() {
     let database = database().await;
@@ -32,7 +37,9 @@ async fn every_harm_has_its_class_and_harms_nobody_else() {
     up(&mut program, &database.url().await).await;
     tell(&database, json!({"do": "report"}), 8).await;
     all_reported(&database, 8).await;
-    let (resident_before, host) = (resident(&program), stats(&database, &program).await["host"].clone());
+    let before = stats(&database, &program).await;
+    let (resident_before, host) = (resident(&program), before["host"].clone());
+    assert!(growths(&before).is_none_or(|count| count == 0), "an ordinary message grows no memory: {before}");
     let harms = [
         ("panic", "panic"),
         ("spin", "timeout"),
@@ -54,6 +61,7 @@ async fn every_harm_has_its_class_and_harms_nobody_else() {
     }
     let found: Vec<_> = dead_letters(&database).await.into_iter().map(|(id, class, _)| (id, class)).collect();
     assert_eq!(found, expected);
+    wait_for("growths are counted", PATIENCE, async || growths(&stats(&database, &program).await) > Some(0)).await;
     let now = stats(&database, &program).await;
     assert_eq!((&now["leases_lost"], &now["host"]), (&json!(0), &host), "no heartbeat was missed");
     wait_for("memory returns", PATIENCE, async || resident(&program) < resident_before + (64 << 20)).await;
@@ -81,6 +89,47 @@ async fn while_every_slot_spins_the_heartbeat_and_other_groups_go_on() {
     program.signal(Signal::TERM);
     assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
     assert_tells_no_secret(&program);
+}
+
+/// Must show, in `make soak`: while every slot of one group spins, the p99 of another stays under its quiet value + 50 ms.
+/// Method: a message every 20 ms, and the database's own clock from its produce to the report that commits with its
+/// acknowledgement. In a short run the time is printed and not judged.
+#[tokio::test]
+async fn while_every_slot_spins_another_group_is_as_fast_as_before() {
+    let database = database().await;
+    let worker = "timeout = \"10m\"\nretry = { max_attempts = 1 }\n\n[streams.prompt]\n[groups.prompt]\nstream = \"prompt\"\n\
+                  handler = \"flaky.wasm\"\nallow = { produce = [\"receipts\"] }";
+    let mut program = Program::with_examples(&playground("drain_timeout = \"1s\"", worker));
+    up(&mut program, &database.url().await).await;
+    let id = async |name: &str| {
+        number(&database, &format!("select id::bigint from {{schema}}.stream where name = '{name}'")).await
+    };
+    let (receipts, prompt) = (id("receipts").await, id("prompt").await);
+    let count = rounds(100, 2000);
+    let p99_ms = async |sent: i64| {
+        for _ in 0..count {
+            produce(&database, "prompt", json!({"do": "report"}), 1).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let all = format!("select count(*) from {{schema}}.message_log_{receipts}");
+        wait_for("all report", PATIENCE, async || number(&database, &all).await == sent + count).await;
+        let p99 = format!(
+            "select (1000 * percentile_cont(0.99) within group (order by extract(epoch from report.created_at - sent.created_at)))::bigint
+             from {{schema}}.message_log_{receipts} as report join {{schema}}.message_log_{prompt} as sent
+                 on sent.id = (convert_from(report.payload, 'UTF8')::jsonb->>'id')::bigint where report.id > {sent}"
+        );
+        number(&database, &p99).await
+    };
+    p99_ms(0).await; // warms everything up
+    let quiet = p99_ms(count).await;
+    tell(&database, json!({"do": "spin"}), 16).await;
+    wait_for("all slots spin", PATIENCE, async || held_by(&database, &program).await.len() == 16).await;
+    let beside_spinners = p99_ms(2 * count).await;
+    println!("p99 {quiet} ms alone, {beside_spinners} ms beside 16 endless loops");
+    assert!(beside_spinners <= quiet + rounds(60_000, 50), "{quiet} ms alone, {beside_spinners} ms beside them");
+    assert_eq!(dead_letters(&database).await.len(), 0, "they still spin");
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
 }
 
 #[tokio::test]
