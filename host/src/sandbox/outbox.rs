@@ -13,6 +13,13 @@ use crate::handler;
 /// Longest message key and idempotency key, in bytes. The same bound as in SQL: both are in an index.
 const KEY_BYTES_MAX: usize = 1024;
 
+/// Longest routing key and content type, in bytes, as in SQL.
+const ROUTING_KEY_BYTES_MAX: usize = 1024;
+const CONTENT_TYPE_BYTES_MAX: usize = 255;
+
+/// All headers of one message, in bytes, as SQL counts them: 8 more for each.
+const HEADERS_BYTES_MAX: usize = 64 * 1024 - 16;
+
 /// Longest time a message may be put off.
 pub const DELAY_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
@@ -82,6 +89,10 @@ fn check(stream: &str, message: &NewMessage, payload_bytes_max: u64) -> Result<(
     if message.rank.is_some_and(|rank| rank < 0) {
         return Err("rank is negative: ranks start at 0".into());
     }
+    if message.rank.is_some() && message.compaction != Some(true) {
+        return Err("a rank picks the winner of a compacted key: leave it out".into());
+    }
+    check_attributes(message)?;
     let payload_bytes = message.payload.as_ref().map_or(0, Vec::len);
     if payload_bytes as u64 > payload_bytes_max {
         return Err(format!(
@@ -92,6 +103,16 @@ fn check(stream: &str, message: &NewMessage, payload_bytes_max: u64) -> Result<(
     if message.delay.is_some_and(|delay_ms| Duration::from_millis(delay_ms) > DELAY_MAX) {
         return Err(format!("delay is longer than {} days", DELAY_MAX.as_secs() / 86_400));
     }
+    Ok(())
+}
+
+fn check_attributes(message: &NewMessage) -> Result<(), String> {
+    check_length("the routing key", message.routing_key.as_deref(), ROUTING_KEY_BYTES_MAX)?;
+    check_length("the content type", message.content_type.as_deref(), CONTENT_TYPE_BYTES_MAX)?;
+    let header_bytes = message.headers.iter().map(|(name, value)| name.len() + value.len() + 8).sum::<usize>();
+    if header_bytes > HEADERS_BYTES_MAX {
+        return Err(format!("the headers have {header_bytes} bytes and may have {HEADERS_BYTES_MAX}: use the payload"));
+    }
     let texts = message.routing_key.iter().chain(&message.content_type);
     let headers = message.headers.iter().flat_map(|(name, value)| [name, value]);
     if texts.chain(headers).any(|text| text.contains('\0')) {
@@ -100,6 +121,13 @@ fn check(stream: &str, message: &NewMessage, payload_bytes_max: u64) -> Result<(
             .into());
     }
     Ok(())
+}
+
+fn check_length(what: &str, text: Option<&str>, bytes_max: usize) -> Result<(), String> {
+    match text.map_or(0, str::len) {
+        bytes if bytes > bytes_max => Err(format!("{what} has {bytes} bytes and may have {bytes_max}")),
+        _ => Ok(()),
+    }
 }
 
 fn check_key(name: &str, key: Option<&str>) -> Result<(), String> {
@@ -205,6 +233,22 @@ mod tests {
         check_is(|new| new.concurrency = Some(Concurrency::Ordered), modes);
         check_is(|new| new.concurrency = Some(Concurrency::Exclusive), modes);
         check_is(|new| new.compaction = Some(true), modes);
+    }
+
+    #[test]
+    fn attributes_are_bounded_as_in_sql() {
+        check_is(|new| new.routing_key = Some("r".repeat(1024)), Ok(()));
+        check_is(|new| new.content_type = Some("c".repeat(255)), Ok(()));
+        check_is(|new| new.headers = vec![("h".into(), "v".repeat(HEADERS_BYTES_MAX - 9))], Ok(()));
+        let over = "the routing key has 1025 bytes and may have 1024";
+        check_is(|new| new.routing_key = Some("r".repeat(1025)), Err(over));
+        check_is(
+            |new| new.content_type = Some("c".repeat(256)),
+            Err("the content type has 256 bytes and may have 255"),
+        );
+        let headers = "the headers have 65521 bytes and may have 65520: use the payload";
+        check_is(|new| new.headers = vec![("h".into(), "v".repeat(HEADERS_BYTES_MAX - 8))], Err(headers));
+        check_is(|new| new.rank = Some(1), Err("a rank picks the winner of a compacted key: leave it out"));
     }
 
     #[test]
