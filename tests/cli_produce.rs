@@ -132,7 +132,7 @@ async fn a_bad_line_stops_and_nothing_of_its_batch_is_stored() {
         ("{\"payload\": 1, \"headers\": {\"a\": \"\\u0000\"}}", "NUL character"),
         ("{\"payload\": 1, \"key\": \"\\udc00x\"}", "line 1: field `key`: "),
         ("{\"payload\": 1, \"concurrency\": \"ordered\"}", "has no key"),
-        ("{\"payload\": 1, \"key\": \"a\", \"concurrency\": \"ordered\"}", "(MS008)"),
+        ("{\"payload\": 1, \"key\": \"a\", \"rank\": 1}", "(MS005)"),
         ("{\"payload\": 1, \"deliver_after\": \"0000-01-01T00:00:00Z\"}", "line 1"),
     ] {
         verbs.bad_lines(line, &[], &[part, "nothing is stored"]);

@@ -77,3 +77,9 @@ mod filters;
 mod payloads;
 
 mod idle;
+
+mod keys;
+
+mod keys_compaction;
+
+mod keys_dead;

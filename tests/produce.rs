@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use millstream::{
     database::{Connect, Database, migrate},
-    engine,
+    engine::{self, GroupId},
 };
 use sqlx::{PgConnection, Row, postgres::PgDatabaseError};
 
 use crate::support::{
     empty_database,
-    engine::{Project, number},
+    engine::{Project, number, turn_statement},
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -40,9 +40,9 @@ async fn every_refusal_has_its_sqlstate_and_a_hint_and_stores_nothing() {
         ("MS005", one(", key => 'k', concurrency => 'Ordered'")),
         ("MS005", one(", key => 'k', rank => 1")),
         ("MS006", one(", key => 'k', rank => -1")),
-        ("MS008", one(", key => 'k', concurrency => 'exclusive'")),
-        ("MS008", one(", key => 'k', concurrency => 'ordered'")),
-        ("MS008", one(", key => 'k', compaction => true, rank => 1")),
+        ("MS002", one(", concurrency => 'exclusive', compaction => true, rank => 1")),
+        ("MS005", one(", key => 'k', compaction => false, rank => 1")),
+        ("MS005", one(", rank => 1")),
         ("MS009", batch("array['a', 'b']::bytea[], p_keys => array['k']")),
         ("MS009", batch("array['a', 'b']::bytea[], p_headers => '{}'")),
         ("MS009", batch("null")),
@@ -261,15 +261,19 @@ async fn a_role_produces_to_the_stream_it_was_granted_and_nothing_else() {
     let mut session = project.session().await;
     session.run(&format!("set role {role}")).await;
     session.run("select {schema}.produce('orders', 'x', idempotency_key => 'k'); select {schema}.produce_batch('orders', array['y']::bytea[]); select {schema}.produce('orders', '{}'::jsonb)").await;
+    let turn = turn_statement(GroupId(1), "1", 1, 1);
     for sql in [
+        &*turn,
         "select {schema}.produce('receipts', 'x')",
         "select count(*) from {schema}.message_log_1",
         "select count(*) from {schema}.stream",
         "select nextval('{schema}.message_log_1_id')",
         "delete from {schema}.idempotency_key_1",
         "select {schema}.extend_log(1, 1000000)",
-        "select {schema}.produce_once_1(array['x']::bytea[], null, null, array['k'], null, null, null, null, 1000)",
-        "select {schema}.claim_1(1, 1, 0, '{}', 1, 1, 1, null, null, null, null)",
+        "select {schema}.produce_chosen_1(array['x']::bytea[], null, null, null, null, null, array['k'], null, null, null, null, 1000)",
+        "select {schema}.take_due_1(1, 1, 1, 1)",
+        "select {schema}.key_modes(1, array['k'], null, null, null)",
+        "select {schema}.lock_ordered_keys(1, array['k'])",
         "select {schema}.groups_with_work(array[1])",
         "create table {schema}.mine ()",
     ] {

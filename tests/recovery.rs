@@ -16,7 +16,7 @@ use millstream::{
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    engine::{Host, Project, done, numbered, text},
+    engine::{Host, Project, done, numbered, request, text},
     wait_for,
 };
 
@@ -207,7 +207,8 @@ async fn claim_three(project: &Project) -> (engine::HostId, Vec<Token>) {
     let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
     project.produce("orders", &numbered(3)).await;
     let wanted = Wanted { messages: 3, bytes: 1 << 20, retries: 0 };
-    let turn = engine::claim(&project.database, host, &project.group("email").await, &[], wanted).await.unwrap();
+    let turn =
+        engine::claim(&project.database, host, &project.group("email").await, &request(&[], wanted)).await.unwrap();
     (host, turn.claimed.iter().map(|claimed| claimed.token).collect())
 }
 
@@ -296,7 +297,7 @@ async fn a_claim_whose_reply_was_lost_is_found_and_run() {
     let host = engine::register(&project.database, "not yet", LIMIT).await.unwrap();
     let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 0 };
     let group = project.group("email").await;
-    let lost: Vec<ClaimId> = engine::claim(&project.database, host, &group, &[], wanted)
+    let lost: Vec<ClaimId> = engine::claim(&project.database, host, &group, &request(&[], wanted))
         .await
         .unwrap()
         .claimed

@@ -10,13 +10,13 @@ use std::{
 
 use millstream::{
     database::Database,
-    engine::{self, Note, Step, Wanted, maintain},
+    engine::{self, GroupId, Note, Step, Wanted, maintain},
     handler::Message,
 };
 use sqlx::Connection;
 
 use crate::support::{
-    engine::{Project, done, text},
+    engine::{Project, done, request, text, turn_statement},
     wait_for,
 };
 
@@ -211,14 +211,15 @@ async fn claims_go_on_while_partitions_leave() {
         let (mut seen, mut finished) = (Vec::new(), Vec::new());
         while seen.len() < 20_500 {
             let wanted = Wanted { messages: 50, bytes: 1 << 20, retries: 4 };
-            let turn = engine::claim(&project.database, host, &group, &finished, wanted).await.expect("a claim");
+            let turn =
+                engine::claim(&project.database, host, &group, &request(&finished, wanted)).await.expect("a claim");
             assert_eq!(turn.note, Note::Claimed);
             finished = turn.claimed.iter().map(|claimed| claimed.token.claim).collect();
             finished.dedup();
             seen.extend(turn.claimed.iter().map(|claimed| claimed.message.id));
         }
         assert!(seen.iter().copied().eq(1..=20_500), "each once, in order");
-        engine::claim(&project.database, host, &group, &finished, Wanted::default()).await.expect("settle");
+        engine::claim(&project.database, host, &group, &request(&finished, Wanted::default())).await.expect("settle");
     };
     let over = AtomicUsize::new(0);
     let retention = async {
@@ -347,9 +348,9 @@ async fn a_turn_touches_few_partitions_however_many_there_are() {
              insert into {schema}.exception (group_id, message_id, state, due_at) values (1, 7001, 'waiting', now())",
         )
         .await;
-    let turn = "select count(*) from {schema}.claim_1(1, (select max(id) from {schema}.host), 0, '{}', 20, 1048576, 4, null, null, null, null)";
+    let turn = turn_statement(GroupId(1), "(select max(id) from {schema}.host)", 20, 4);
     for (statement, rows, partitions) in
-        [("select count(*) from {schema}.groups_with_work('{1}')", 1, 0), (turn, 23, 4)]
+        [("select count(*) from {schema}.groups_with_work('{1}')", 1, 0), (&*turn, 23, 4)]
     {
         let mut tx = project.database.pool.begin().await.unwrap();
         let found: i64 = sqlx::query_scalar(project.database.schema.sql(statement)).fetch_one(&mut *tx).await.unwrap();

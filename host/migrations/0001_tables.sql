@@ -7,6 +7,8 @@
 --   ({lock_class} + 2, stream)  extending or dropping partitions of one stream.
 --   ({lock_class} + 3, 0)       migrations and declarations.
 --   ({lock_class} + 4, step)    one maintenance step, on one host at a time.
+--   ({lock_class} + 5, stream)  ordered keys: shared by whoever locks single keys, exclusive by who has too many of them.
+-- Of the one-number form: a hash of stream, ordered key and lane, held by who produces to it. See functions/produce.sql.
 
 create type {schema}.concurrency as enum ('parallel', 'exclusive', 'ordered');
 
@@ -24,6 +26,18 @@ create table {schema}.stream (
     created_at                timestamptz not null default clock_timestamp(),
     constraint stream_name_unique unique (name),
     constraint stream_name_length check (octet_length(name) between 1 and 200)
+);
+
+-- A stream's key policy, each rule with what it inherits: the first whose pattern matches a key decides what its messages
+-- leave open. None: parallel, not compacted. Written by engine::declare from `policy`.
+create table {schema}.key_rule (
+    stream_id   integer not null references {schema}.stream (id),
+    ordinal     integer not null,
+    pattern     text collate "C" not null,      -- for LIKE
+    concurrency {schema}.concurrency not null,
+    compaction  boolean not null,
+    shards      smallint not null,              -- lanes a key of it is spread over
+    primary key (stream_id, ordinal)
 );
 
 -- Which partitions a stream's log has. Written in the transaction that attaches or detaches one, so it is never wrong.
@@ -96,28 +110,42 @@ create table {schema}.claim (
 create index claim_host on {schema}.claim (host_id, group_id);
 create index claim_group on {schema}.claim (group_id);
 
--- Deliveries that settled in a transaction of their own; the next turn folds them into their claim.
-create table {schema}.claim_settled (
-    claim_id    bigint not null references {schema}.claim (id) on delete cascade,
-    message_id  bigint not null,
-    primary key (claim_id, message_id)
-);
-
--- Who has a key, or what blocks it.
+-- Who has a key, or what it waits for. With `shards`, each lane of a key is a key of its own here.
+--   leased   host_id      that host runs the key's messages, one at a time, and takes further ones into its own queue
+--   blocked  blocked_by   ordered: this message waits for a retry, for its time, or as a dead letter; the key with it
+--   paused   paused_at    an operator holds it; a host that has it finishes what it took
+--   resting  rests        on_dead_letter = "rest": its messages die until an operator releases it
+--   ready    none of them any host may take it, with the messages deferred behind it
+-- No row: the key is free. Invariant: a key with a deferred message has a row, so no message waits for nobody. Rows come
+-- and go under the group's advisory lock only; a settle may turn `leased` into `blocked` or `resting`.
 create table {schema}.message_key_lease (
-    group_id    integer not null references {schema}.consumer_group (id),
+    group_id    integer not null,
     message_key text collate "C" not null,
-    host_id     bigint references {schema}.host (id),
+    lane        smallint not null default 0,
+    host_id     bigint,
     blocked_by  bigint,
-    leased_at   timestamptz not null default clock_timestamp(),
+    paused_at   timestamptz,
+    rests       boolean not null default false,
+    changed_at  timestamptz not null default clock_timestamp(),
+    primary key (group_id, message_key, lane),
+    constraint message_key_lease_one_state check (host_id is null or (blocked_by is null and not rests))
+) with (fillfactor = 70);
+create index message_key_lease_host on {schema}.message_key_lease (host_id, group_id) where host_id is not null;
+create index message_key_lease_ready on {schema}.message_key_lease (group_id)
+    where host_id is null and blocked_by is null and paused_at is null;
+
+-- Versions of a key that a group passed over since its last delivery of the key: `skipped` of the next one.
+create table {schema}.skipped_versions (
+    group_id    integer not null,
+    message_key text collate "C" not null,
+    versions    bigint not null,
     primary key (group_id, message_key)
 );
-create index message_key_lease_host on {schema}.message_key_lease (host_id);
 
 create type {schema}.exception_state as enum (
     'waiting',   -- for its retry; leaves when due, to running
     'delayed',   -- until deliver_after; leaves when due, to running
-    'deferred',  -- behind its key; leaves when the key frees, to running
+    'deferred',  -- behind its key; leaves when the key frees, to running. With due_at: not before that
     'running'    -- on host_id under claim_id; leaves by its settle, or by recovery to waiting
 );
 
@@ -128,10 +156,13 @@ create table {schema}.exception (
     state           {schema}.exception_state not null,
     due_at          timestamptz,
     failures        integer not null default 0, -- counted failures; the next delivery is attempt failures + 1
-    host_id         bigint references {schema}.host (id),
+    host_id         bigint,                     -- a live host's, since every turn locks its row; recovery leaves none behind
     claim_id        bigint,                     -- fencing token of the running delivery
     message_key     text collate "C",
-    concurrency     {schema}.concurrency not null default 'parallel',
+    lane            smallint not null default 0,
+    concurrency     {schema}.concurrency not null default 'parallel',  -- as the group treats it
+    compaction_rank bigint,                     -- null: not compacted
+    skipped         bigint not null default 0,  -- versions passed over before this one
     dead_letter_id  bigint,                     -- redriven: the dead letter that holds the message's copy
     replay          boolean not null default false,
     last_class      text,
@@ -139,13 +170,13 @@ create table {schema}.exception (
     last_digest     text,
     failed_at       timestamptz,
     primary key (group_id, message_id),
-    constraint exception_due check ((state in ('waiting', 'delayed')) = (due_at is not null)),
+    constraint exception_due check (case state when 'running' then due_at is null when 'deferred' then true else due_at is not null end),
     constraint exception_owner check ((state = 'running') = (host_id is not null)),
     constraint exception_token check ((state = 'running') = (claim_id is not null))
 );
 create index exception_due on {schema}.exception (group_id, due_at) where state in ('waiting', 'delayed');
 create index exception_host on {schema}.exception (host_id, group_id) where state = 'running';
-create index exception_deferred on {schema}.exception (group_id, message_key, message_id) where state = 'deferred';
+create index exception_deferred on {schema}.exception (group_id, message_key, lane, message_id) where state = 'deferred';
 
 -- Messages a group gave up on, each with its own copy, so that retention can go on.
 -- A redriven one keeps its row, with `redriven_at`, until the new delivery ends.
@@ -162,7 +193,8 @@ create table {schema}.dead_letter (
     died_at         timestamptz not null default clock_timestamp(),
     redriven_at     timestamptz,
     message_key     text collate "C",
-    concurrency     {schema}.concurrency not null,
+    lane            smallint not null default 0,
+    concurrency     {schema}.concurrency not null,  -- as the group treats it
     compaction_rank bigint,
     routing_key     text,
     headers         jsonb,
@@ -172,6 +204,7 @@ create table {schema}.dead_letter (
     constraint dead_letter_once unique (group_id, message_id)
 );
 create index dead_letter_open on {schema}.dead_letter (group_id, id) where redriven_at is null;
+create index dead_letter_key on {schema}.dead_letter (group_id, message_key, message_id) where redriven_at is null and concurrency = 'ordered';
 create index dead_letter_age on {schema}.dead_letter (stream_id, died_at);
 
 create table {schema}.component (

@@ -87,6 +87,11 @@ pub enum Concurrency {
 }
 
 impl Concurrency {
+    /// The one of this name; see [`Concurrency::as_str`].
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Parallel, Self::Exclusive, Self::Ordered].into_iter().find(|mode| mode.as_str() == name)
+    }
+
     /// The name used in SQL, TOML and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -147,6 +152,8 @@ pub enum FailureClass {
     HostLost,
     /// Our own fault, not the handler's.
     Host,
+    /// Never delivered: an earlier message of its key is a dead letter, and the key rests.
+    KeyRests,
 }
 
 impl FailureClass {
@@ -163,6 +170,7 @@ impl FailureClass {
             Self::StackOverflow => "stack_overflow",
             Self::HostLost => "host_lost",
             Self::Host => "host",
+            Self::KeyRests => "key_rests",
         }
     }
 }

@@ -6,7 +6,7 @@ use millstream::{
     config::{self, Config},
     consumer::{Consumer, Counters, Newest},
     database::{Database, Schema},
-    engine::{self, GroupHandle, NewEntry, Produced},
+    engine::{self, ClaimId, Done, GroupHandle, GroupId, NewEntry, Produced, Request, Wanted},
     handler::{Finished, Handler, Message, NewMessage, Outcome},
 };
 use sqlx::PgConnection;
@@ -86,7 +86,7 @@ impl Project {
 
     /// Rows left in the tables that must be empty once everything is done.
     pub async fn left_over(&self) -> i64 {
-        self.number("select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception) + (select count(*) from {schema}.cursor_gap)").await
+        self.number("select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception) + (select count(*) from {schema}.cursor_gap) + (select count(*) from {schema}.message_key_lease)").await
     }
 }
 
@@ -142,6 +142,20 @@ pub fn numbered(count: usize) -> Vec<NewMessage> {
 
 pub fn text(payload: &str) -> NewMessage {
     NewMessage { payload: Some(payload.as_bytes().to_vec()), ..NewMessage::default() }
+}
+
+/// A turn by hand: settles these claims whole, and claims.
+pub fn request(finished: &[ClaimId], wanted: Wanted) -> Request {
+    let done = Done { claims: finished.to_vec(), ..Done::default() };
+    Request { done, lane_max: 64, wanted, ..Request::default() }
+}
+
+/// A turn by hand as a statement that counts its rows, for what Postgres tells of it.
+pub fn turn_statement(group: GroupId, host: &str, want: u32, retries: u32) -> String {
+    format!(
+        "select count(*) from {{schema}}.claim_1({group}, {host}, 0, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false, '{{}}', '{{}}', '{{}}', '{{}}', \
+         64, {want}, 1048576, {retries}, null, false, null, null, null, null)"
+    )
 }
 
 pub fn done() -> Finished {

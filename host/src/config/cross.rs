@@ -15,6 +15,14 @@ pub(super) fn check(root: &Node, problems: &mut Vec<Problem>) {
         check_lease(host, problems);
         check_order(host, "poll_min", "poll_max", problems);
     }
+    for (_, stream) in root.get("streams").into_iter().flat_map(Node::entries) {
+        stream
+            .get("key_rules")
+            .map(Node::elements)
+            .unwrap_or_default()
+            .iter()
+            .for_each(|rule| check_shards(stream, rule, problems));
+    }
     for (_, group) in root.get("groups").into_iter().flat_map(Node::entries) {
         if let (Some(stream), Some(streams)) = (group.get("stream"), root.get("streams")) {
             check_stream(stream, streams, problems);
@@ -48,6 +56,23 @@ fn check_lease(host: &Node, problems: &mut Vec<Problem>) {
             hint: Some("raise `lease` or lower `heartbeat`".to_owned()),
         });
     }
+}
+
+/// Lanes split a key's queue. Where messages do not queue, or versions replace each other, there is nothing to split.
+fn check_shards(stream: &Node, rule: &Node, problems: &mut Vec<Problem>) {
+    let Some(shards) = rule.get("shards").filter(|shards| shards.as_integer().is_some_and(|shards| shards > 1)) else {
+        return;
+    };
+    let inherited = |name| rule.get(name).filter(|node| node.given).or_else(|| stream.get("key")?.get(name));
+    let is_parallel = inherited("concurrency").and_then(Node::as_text).is_none_or(|mode| mode == "parallel");
+    let is_compacted = inherited("compaction").and_then(Node::as_boolean).unwrap_or(false);
+    let message = match (is_compacted, is_parallel) {
+        (true, _) => "found with compaction, where a key has one newest version; allowed: 1",
+        (false, true) => "found with concurrency = \"parallel\", where a key's messages do not queue; allowed: 1",
+        (false, false) => return,
+    };
+    let hint = "remove `shards`, or make the rule exclusive or ordered and not compacted".to_owned();
+    problems.push(Problem { at: shards.at, key: shards.key.clone(), message: message.to_owned(), hint: Some(hint) });
 }
 
 /// The first duration must not be above the second.

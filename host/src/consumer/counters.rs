@@ -20,6 +20,8 @@ pub struct GroupCounters {
     pub again: AtomicU64,
     pub dead: AtomicU64,
     pub handed_back: AtomicU64,
+    /// Deliveries that failed and had lost to a newer version of their key, so they just ended.
+    pub superseded: AtomicU64,
     /// Ended deliveries that were no longer ours: nothing of them was written.
     pub fenced: AtomicU64,
     /// Messages that the database said we held and memory did not know.
@@ -44,6 +46,7 @@ impl GroupCounters {
             "again": self.again.load(Relaxed),
             "dead": self.dead.load(Relaxed),
             "handed_back": self.handed_back.load(Relaxed),
+            "superseded": self.superseded.load(Relaxed),
             "fenced": self.fenced.load(Relaxed),
             "given_back": self.given_back.load(Relaxed),
             "memory_growths": self.memory_growths.load(Relaxed),

@@ -8,10 +8,13 @@ const AHEAD: Duration = Duration::from_millis(50);
 
 /// Most messages one group holds on one host: four turns of the largest size, so that the database works on the next
 /// turn while the slots work on this one.
-const HELD_MAX: u32 = 2000;
+pub const HELD_MAX: u32 = 2000;
 
 /// Most messages of one turn.
 pub const TURN_MAX: u32 = 500;
+
+/// Most messages of one key that wait here for it, whatever its pace: a crash counts an attempt for each.
+const LANE_MAX: u32 = 64;
 
 /// Payload bytes of one turn at most.
 pub const TURN_BYTES_MAX: u64 = 1 << 20;
@@ -55,6 +58,11 @@ impl Pace {
     pub fn held_max(&self) -> u32 {
         let ahead = (self.per_second * AHEAD.as_secs_f64()) as u32;
         (self.slots + ahead).min(HELD_MAX.max(self.slots))
+    }
+
+    /// How many messages of one key a turn may bring: what one slot can run in the time between turns.
+    pub fn lane_max(&self) -> u32 {
+        (self.held_max() - self.slots).clamp(1, LANE_MAX)
     }
 
     /// Whether a turn is worth its price when `room` messages could be claimed.

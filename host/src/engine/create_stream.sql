@@ -19,6 +19,11 @@ create table {schema}.message_log_{stream_id} (
     primary key (id)
 ) partition by range (id);
 
+-- A key's versions: its history, and what thinning may remove. Costs nothing where nothing is compacted.
+create index message_log_{stream_id}_versions on {schema}.message_log_{stream_id} (message_key, id) where compaction_rank is not null;
+
+-- The winner among a key's versions: the highest (rank, id) that is committed. A tombstone's row outlives its message, so
+-- that a late lower rank does not bring the key back.
 create table {schema}.compaction_head_{stream_id} (
     message_key text collate "C" primary key,
     message_id  bigint not null,

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use sqlx::{PgConnection, Row, types::Json};
 
-use super::{StreamId, functions, lease::milliseconds};
+use super::{StreamId, functions, group::like, lease::milliseconds};
 use crate::{
-    config::{Config, Group, Start, Stream},
+    config::{Config, Group, KeyPolicy, KeyRule, Start, Stream},
     database::Database,
 };
 
@@ -165,13 +165,30 @@ async fn declare_stream(
         .bind(Json(policy))
         .fetch_one(&mut *tx)
         .await?;
+    let id: i32 = row.try_get(0)?;
+    declare_key_rules(database, tx, id, stream).await.context("write its key rules")?;
     if !known.streams.contains_key(name) {
-        let id: i32 = row.try_get(0)?;
         let tables = database.schema.stream_sql(include_str!("create_stream.sql"), id);
         sqlx::raw_sql(tables).execute(&mut *tx).await.context("create its tables")?;
         let extend = database.query(include_str!("extend_log.sql")).bind(id).bind(PARTITIONS_AHEAD);
         extend.execute(tx).await.context("create its first partitions")?;
     }
+    Ok(())
+}
+
+/// Rules with what they inherit, the stream's default last. Nothing where nothing would change.
+async fn declare_key_rules(database: &Database, tx: &mut PgConnection, id: i32, stream: &Stream) -> Result<()> {
+    let default = KeyRule { pattern: "*".to_owned(), concurrency: None, compaction: None, shards: 1 };
+    let is_plain = stream.key_rules.is_empty() && stream.key == KeyPolicy::default();
+    let rules: Vec<_> = stream.key_rules.iter().chain((!is_plain).then_some(&default)).collect();
+    let query = database.query(include_str!("declare_key_rules.sql")).bind(id);
+    let query = query.bind(rules.iter().map(|rule| like(&rule.pattern)).collect::<Vec<_>>());
+    let mode = |rule: &&KeyRule| rule.concurrency.unwrap_or(stream.key.concurrency).as_str();
+    let query = query.bind(rules.iter().map(mode).collect::<Vec<_>>());
+    let compaction = |rule: &&KeyRule| rule.compaction.unwrap_or(stream.key.compaction);
+    let query = query.bind(rules.iter().map(compaction).collect::<Vec<_>>());
+    let shards = |rule: &&KeyRule| i16::try_from(rule.shards).unwrap_or(i16::MAX);
+    query.bind(rules.iter().map(shards).collect::<Vec<_>>()).execute(tx).await?;
     Ok(())
 }
 

@@ -11,10 +11,15 @@ use crate::database::Database;
 /// signature also needs a migration that drops the old one.
 const VERSION: i32 = 1;
 
-const SHARED: &[&str] = &[include_str!("functions/shared.sql"), include_str!("functions/maintain.sql")];
+const SHARED: &[&str] =
+    &[include_str!("functions/shared.sql"), include_str!("functions/turn.sql"), include_str!("functions/maintain.sql")];
 
-const STREAM: &[&str] =
-    &[include_str!("functions/produce.sql"), include_str!("functions/log.sql"), include_str!("functions/claim.sql")];
+const STREAM: &[&str] = &[
+    include_str!("functions/produce.sql"),
+    include_str!("functions/log.sql"),
+    include_str!("functions/keys.sql"),
+    include_str!("functions/claim.sql"),
+];
 
 /// Installs what is missing or out of date. The caller holds the declaration lock.
 ///

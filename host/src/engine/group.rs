@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use sqlx::Row;
 
 use super::{GroupId, StreamId};
-use crate::{config, database::Database};
+use crate::{config, database::Database, handler::Concurrency};
 
 /// One group as last applied. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -20,6 +20,13 @@ pub struct GroupHandle {
     pub paused: bool,
     pub policy: Arc<config::Group>,
     pub(super) filter: Arc<Patterns>,
+}
+
+impl GroupHandle {
+    /// As a parameter of a statement.
+    pub(super) fn concurrency_override(&self) -> Option<&'static str> {
+        self.policy.concurrency_override.map(Concurrency::as_str)
+    }
 }
 
 /// The group's filter as `LIKE` patterns; `None` is not given.
@@ -48,7 +55,7 @@ fn headers(headers: &BTreeMap<String, String>) -> serde_json::Value {
 }
 
 /// `*` is any run of characters, `?` one; everything else stands for itself.
-fn like(glob: &str) -> String {
+pub(super) fn like(glob: &str) -> String {
     let mut pattern = String::with_capacity(glob.len() + 4);
     for character in glob.chars() {
         match character {

@@ -1,7 +1,7 @@
 //! Streams, claims, settles, retries and dead letters: all that a group is, as statements on Postgres.
 //! Knows SQL and no wasm; it never runs a handler and never retries a statement.
 //!
-//! Where to look: the claim algorithm is `functions/claim.sql`, the produce API `functions/shared.sql` and
+//! Where to look: the claim algorithm is `functions/claim.sql`, message keys `functions/keys.sql`, the produce API `functions/shared.sql` and
 //! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's
 //! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs` and `read.rs`.
 
@@ -39,7 +39,10 @@ mod read;
 
 mod maintain;
 
-pub use claim::{Claimed, Note, Source, Token, Turn, Wanted, claim, groups_with_work, has_unfinished, hint};
+pub use claim::{
+    Claimed, Done, Keyed, Lane, Note, Request, Source, Token, Turn, Wanted, claim, groups_with_work, has_unfinished,
+    hint,
+};
 pub use dead::{
     DeadFilter, DeadLetter, DeadLetterDetails, DeadPage, check_ids, discard, list as list_dead,
     payload as dead_payload, pick as pick_dead, redrive, show as show_dead, show_message as show_dead_message,
@@ -54,7 +57,7 @@ pub use maintain::{Deployed, Passed, Pinned, Report, Step, maintain, record_depl
 pub use names::{find_group, find_stream};
 pub use produce::{NewEntry, ProduceError, Produced, produce};
 pub use read::{LogEntry, last_positions, read_log, read_payload};
-pub use reconcile::{Held, give_back, groups_held, held};
+pub use reconcile::{Held, give_back, groups_held, held, held_keys};
 pub use recover::{Orphaned, orphaned_groups, recover};
-pub use settle::{Settled, Settlement, settle};
+pub use settle::{LeavesKey, Settled, Settlement, settle};
 pub use verdict::{Verdict, verdict};

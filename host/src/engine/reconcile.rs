@@ -2,7 +2,7 @@
 
 use sqlx::Row;
 
-use super::{ClaimId, GroupHandle, GroupId, HostId, Source, Token};
+use super::{ClaimId, GroupHandle, GroupId, HostId, Lane, Source, Token};
 use crate::database::Database;
 
 /// A run of messages that the database says a host holds.
@@ -22,6 +22,14 @@ pub async fn held(database: &Database, host: HostId, group: &GroupHandle) -> Res
         let token = Token { claim: ClaimId(row.try_get("claim_id")?), source };
         Ok(Held { token, first: row.try_get("from_id")?, last: row.try_get("to_id")? })
     };
+    database.fetch_all(query).await?.iter().map(read).collect()
+}
+
+/// The keys the host has in the group.
+pub async fn held_keys(database: &Database, host: HostId, group: &GroupHandle) -> Result<Vec<Lane>, sqlx::Error> {
+    let query = database.query(include_str!("reconcile_keys.sql")).bind(group.id.0).bind(host.0);
+    let read =
+        |row: &sqlx::postgres::PgRow| Ok(Lane { key: row.try_get::<&str, _>(0)?.into(), number: row.try_get(1)? });
     database.fetch_all(query).await?.iter().map(read).collect()
 }
 
@@ -45,6 +53,7 @@ pub async fn give_back(
     }
     let query = database.stream_query(include_str!("reconcile_give_back.sql"), group.stream_id.0);
     let query = query.bind(group.id.0).bind(host.0).bind(claims.iter().map(|claim| claim.0).collect::<Vec<_>>());
+    let query = query.bind(group.concurrency_override());
     let count = query.fetch_one(&mut *tx).await?.try_get(0)?;
     tx.commit().await?;
     Ok(count)

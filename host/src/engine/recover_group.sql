@@ -1,21 +1,29 @@
--- A dead host's deliveries of one group become waiting, each with one failure counted. $1 group, $2 host. Answers those
--- that have used up their attempts ($3): they are dead-lettered in the same transaction.
+-- A dead host's deliveries of one group come again, each with one failure counted: at once, or behind their key. $1 group,
+-- $2 host. Answers all of them, and which have used up their attempts ($3): those are dead-lettered in the same
+-- transaction. $4 is the error, $5 the group's concurrency_override.
 -- Called by engine::recover after recover_lock.sql; claim_host, exception_host, message_log primary key.
 with gone as (
     delete from {schema}.claim where host_id = $2 and group_id = $1 returning pending
 ),
 lost as (
-    insert into {schema}.exception (group_id, message_id, state, due_at, failures, message_key, concurrency, last_class, last_error, failed_at)
-    select $1, l.id, 'waiting', clock_timestamp(), 1, l.message_key, l.concurrency, 'host_lost', $4, clock_timestamp()
-    from gone, unnest(gone.pending) as r (ids), {schema}.message_log_{stream_id} l
-    where l.id >= lower(r.ids) and l.id < upper(r.ids)
-    returning message_id, failures, dead_letter_id
+    insert into {schema}.exception (group_id, message_id, state, due_at, failures, message_key, lane, concurrency, compaction_rank,
+        last_class, last_error, failed_at)
+    select $1, id, case when mode = 'parallel' then 'waiting' else 'deferred' end::{schema}.exception_state,
+        case when mode = 'parallel' then clock_timestamp() end, 1, message_key, lane, mode, compaction_rank, 'host_lost', $4, clock_timestamp()
+    from (
+        select l.id, l.message_key, l.lane, l.compaction_rank, least(l.concurrency, $5::text::{schema}.concurrency) as mode
+        from gone, unnest(gone.pending) as r (ids), {schema}.message_log_{stream_id} l
+        where l.id >= lower(r.ids) and l.id < upper(r.ids)
+    ) as l
+    returning message_id, failures, dead_letter_id, message_key, lane, concurrency
 ),
 running as (
     update {schema}.exception
-    set state = 'waiting', due_at = clock_timestamp(), failures = failures + 1, host_id = null, claim_id = null,
+    set state = case when concurrency = 'parallel' then 'waiting' else 'deferred' end::{schema}.exception_state,
+        due_at = case when concurrency = 'parallel' then clock_timestamp() end, failures = failures + 1, host_id = null, claim_id = null,
         last_class = 'host_lost', last_error = $4, failed_at = clock_timestamp()
     where group_id = $1 and host_id = $2 and state = 'running'
-    returning message_id, failures, dead_letter_id
+    returning message_id, failures, dead_letter_id, message_key, lane, concurrency
 )
-select message_id, failures, dead_letter_id, failures >= $3 as is_dead from (select * from lost union all select * from running) as r
+select message_id, dead_letter_id, message_key, lane, concurrency::text as concurrency, failures, failures >= $3 as is_dead
+from (select * from lost union all select * from running) as r

@@ -1,16 +1,24 @@
 //! The end of deliveries: acknowledge, schedule again, dead-letter, and produce what the handlers asked for, in one
 //! transaction. What is no longer ours is fenced: nothing of it is written, effects included.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
 
 use sqlx::{PgConnection, Row};
 
 use super::{
-    ClaimId, GroupHandle, HostId, Source, Token, Verdict,
+    ClaimId, GroupHandle, HostId, Keyed, Lane, Source, Token, Verdict,
+    claim::lanes,
     lease::milliseconds,
     produce::{BATCH_MAX, NewEntry, ProduceError, produce},
 };
-use crate::{database::Database, handler::NewMessage};
+use crate::{
+    config::OnDeadLetter,
+    database::Database,
+    handler::{Concurrency, NewMessage},
+};
 
 /// One ended delivery.
 #[derive(Debug)]
@@ -24,25 +32,65 @@ pub struct Settlement {
     pub produced: Vec<NewMessage>,
     /// The component that served it.
     pub digest: Option<String>,
+    /// What its key means for it.
+    pub keyed: Option<Keyed>,
+    /// Versions of its key that were passed over before it.
+    pub skipped: u32,
 }
 
 impl Settlement {
     /// A message whose first delivery ended without effects.
     pub fn plain(token: Token, message_id: i64, verdict: Verdict) -> Self {
-        Self { token, message_id, failures: 0, verdict, produced: Vec::new(), digest: None }
+        Self { token, message_id, failures: 0, verdict, produced: Vec::new(), digest: None, keyed: None, skipped: 0 }
     }
 
-    /// Whether another producer of the same idempotency key, with its transaction open, holds it up.
+    /// Whether another producer, with its transaction open, may hold it up: one of the same idempotency key, or of the
+    /// same key where that is ordered or compacted.
     pub fn may_wait(&self) -> bool {
-        self.produced.iter().any(|message| message.idempotency_key.is_some())
+        self.produced.iter().any(|message| message.idempotency_key.is_some() || message.key.is_some())
     }
+
+    /// How its group treats it.
+    pub fn mode(&self) -> Concurrency {
+        self.keyed.as_ref().map_or(Concurrency::Parallel, |keyed| keyed.mode)
+    }
+
+    /// What it leaves its key with, when it ends by this settle.
+    pub fn leaves_key(&self, on_dead_letter: OnDeadLetter) -> LeavesKey {
+        match (&self.verdict, self.mode()) {
+            (Verdict::Again { failure: None, delay, .. }, mode) if delay.is_zero() && mode != Concurrency::Parallel => {
+                LeavesKey::Deferred
+            }
+            (Verdict::Again { .. }, Concurrency::Ordered) => LeavesKey::Blocked,
+            (Verdict::Dead { .. }, Concurrency::Ordered) => match on_dead_letter {
+                OnDeadLetter::Block => LeavesKey::Blocked,
+                OnDeadLetter::Skip => LeavesKey::GoingOn,
+                OnDeadLetter::Rest => LeavesKey::Resting,
+            },
+            _ => LeavesKey::GoingOn,
+        }
+    }
+}
+
+/// How a key stands when a delivery of it is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeavesKey {
+    /// Its next message may run.
+    GoingOn,
+    /// The message was handed back: it is the first of its key again.
+    Deferred,
+    /// It waits for the message.
+    Blocked,
+    /// Its messages die until an operator releases it.
+    Resting,
 }
 
 /// What became of a batch of settlements.
 #[derive(Debug)]
 pub enum Settled {
-    /// Committed, except the `fenced` ones (by position), which were no longer ours.
-    Committed { fenced: HashSet<usize>, woken: Vec<String> },
+    /// Committed, except the `fenced` ones (by position), which were no longer ours. The `superseded` ones had failed,
+    /// but have lost to a newer version of their key, so they just ended.
+    Committed { fenced: HashSet<usize>, superseded: HashSet<usize>, woken: Vec<String> },
     /// The host's lease has run out: nothing was written.
     LeaseLost,
     /// What a handler wanted to produce was refused, so nothing was written. Settle each by itself.
@@ -79,21 +127,18 @@ pub async fn settle(
     if fence.fetch_optional(&mut *work.tx).await?.is_none() {
         return Ok(Settled::LeaseLost);
     }
-    let is_plain =
-        |one: &Settlement| one.token.source == Source::Log && one.verdict == Verdict::Done && one.produced.is_empty();
-    if batch.iter().all(is_plain) {
-        // Losing a plain settle in a crash of the database only means a redelivery.
-        sqlx::query("set local synchronous_commit = off").execute(&mut *work.tx).await?;
-    }
     let fenced = work.take_out().await?;
     if waits && !fenced.lost.is_empty() {
         // It is no longer ours, and what it produced is undone with this transaction.
         tx.rollback().await?;
-        return Ok(Settled::Committed { fenced: fenced.lost, woken: Vec::new() });
+        return Ok(Settled::Committed { fenced: fenced.lost, superseded: HashSet::new(), woken: Vec::new() });
     }
-    work.schedule_again(&fenced.lost, &fenced.redriven).await?;
-    work.bury(&fenced.lost, &fenced.redriven).await?;
-    work.forget_redriven(&fenced.redriven).await?;
+    let superseded = work.superseded(&fenced.lost).await?;
+    let ended: HashSet<usize> = fenced.lost.union(&superseded).copied().collect();
+    work.schedule_again(&ended, &fenced.redriven).await?;
+    work.bury(&ended, &fenced.redriven).await?;
+    work.stop_keys(&ended).await?;
+    work.forget_redriven(&superseded, &fenced.redriven).await?;
     let woken = if waits {
         early
     } else {
@@ -103,7 +148,7 @@ pub async fn settle(
         }
     };
     tx.commit().await?;
-    Ok(Settled::Committed { fenced: fenced.lost, woken })
+    Ok(Settled::Committed { fenced: fenced.lost, superseded, woken })
 }
 
 struct Work<'a> {
@@ -159,6 +204,42 @@ impl Work<'_> {
             .unzip()
     }
 
+    /// Compacted messages that did not end well and have lost to a newer version: they end without a trace.
+    async fn superseded(&mut self, lost: &HashSet<usize>) -> Result<HashSet<usize>, sqlx::Error> {
+        let failed = |one: &Settlement| match &one.keyed {
+            Some(keyed) if keyed.is_compacted && one.verdict != Verdict::Done => Some(Arc::clone(&keyed.lane.key)),
+            _ => None,
+        };
+        let (messages, keys): (Vec<i64>, Vec<Arc<str>>) =
+            kept(self.batch, lost).filter_map(|one| Some((one.message_id, failed(one)?))).unzip();
+        if messages.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let query = self.database.stream_query(include_str!("settle_lost.sql"), self.group.stream_id.0);
+        let query = query.bind(&messages).bind(keys.iter().map(|key| &**key).collect::<Vec<_>>());
+        let rows = query.fetch_all(&mut *self.tx).await?;
+        let gone = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
+        let is_gone = |one: &Settlement| failed(one).is_some() && gone.contains(&one.message_id);
+        Ok(self.batch.iter().enumerate().filter(|(_, one)| is_gone(one)).map(|(index, _)| index).collect())
+    }
+
+    /// Ordered keys whose message comes again, or is dead, wait for it or rest.
+    async fn stop_keys(&mut self, ended: &HashSet<usize>) -> Result<(), sqlx::Error> {
+        let on_dead_letter = self.group.policy.on_dead_letter;
+        let mut stops = Vec::new();
+        for one in kept(self.batch, ended) {
+            let rests = match one.leaves_key(on_dead_letter) {
+                LeavesKey::Blocked => false,
+                LeavesKey::Resting => true,
+                LeavesKey::GoingOn | LeavesKey::Deferred => continue,
+            };
+            if let Some(keyed) = &one.keyed {
+                stops.push(Stop { lane: &keyed.lane, message_id: one.message_id, rests });
+            }
+        }
+        stop_keys(self.database, self.tx, self.group.id.0, self.host, &stops).await
+    }
+
     async fn schedule_again(
         &mut self,
         lost: &HashSet<usize>,
@@ -176,6 +257,10 @@ impl Work<'_> {
                 rows.digests.push(failure.as_ref().and(one.digest.as_deref()));
                 rows.dead_letters.push(dead_letter);
                 rows.replays.push(replay);
+                rows.modes.push(one.mode().as_str());
+                rows.lanes.push(one.keyed.as_ref().map_or(0, |keyed| keyed.lane.number));
+                rows.skipped.push(i64::from(one.skipped));
+                rows.deferred.push(one.leaves_key(self.group.policy.on_dead_letter) == LeavesKey::Deferred);
             }
         }
         if rows.messages.is_empty() {
@@ -186,6 +271,7 @@ impl Work<'_> {
         let query =
             query.bind(&rows.messages).bind(&rows.delays).bind(&rows.failures).bind(&rows.classes).bind(&rows.errors);
         let query = query.bind(&rows.digests).bind(&rows.dead_letters).bind(&rows.replays);
+        let query = query.bind(&rows.modes).bind(&rows.lanes).bind(&rows.skipped).bind(&rows.deferred);
         query.execute(&mut *self.tx).await.map(drop)
     }
 
@@ -204,19 +290,25 @@ impl Work<'_> {
                     error: &failure.error,
                     digest: one.digest.as_deref(),
                     dead_letter: redriven.get(&one.message_id).and_then(|(dead_letter, _)| *dead_letter),
+                    mode: one.mode().as_str(),
+                    lane: one.keyed.as_ref().map_or(0, |keyed| keyed.lane.number),
                 });
             }
         }
         bury(self.database, self.tx, self.group.id.0, self.group.stream_id.0, &dead).await
     }
 
-    async fn forget_redriven(&mut self, redriven: &HashMap<i64, (Option<i64>, bool)>) -> Result<(), sqlx::Error> {
-        let is_done = |one: &&Settlement| one.verdict == Verdict::Done;
+    async fn forget_redriven(
+        &mut self,
+        superseded: &HashSet<usize>,
+        redriven: &HashMap<i64, (Option<i64>, bool)>,
+    ) -> Result<(), sqlx::Error> {
         let done: Vec<i64> = self
             .batch
             .iter()
-            .filter(is_done)
-            .filter_map(|one| redriven.get(&one.message_id).and_then(|(dead_letter, _)| *dead_letter))
+            .enumerate()
+            .filter(|(index, one)| one.verdict == Verdict::Done || superseded.contains(index))
+            .filter_map(|(_, one)| redriven.get(&one.message_id).and_then(|(dead_letter, _)| *dead_letter))
             .collect();
         if done.is_empty() {
             return Ok(());
@@ -265,6 +357,10 @@ struct AgainRows<'a> {
     digests: Vec<Option<&'a str>>,
     dead_letters: Vec<Option<i64>>,
     replays: Vec<bool>,
+    modes: Vec<&'static str>,
+    lanes: Vec<i16>,
+    skipped: Vec<i64>,
+    deferred: Vec<bool>,
 }
 
 /// One message on its way to the dead letters.
@@ -275,6 +371,8 @@ pub(super) struct Burial<'a> {
     pub error: &'a str,
     pub digest: Option<&'a str>,
     pub dead_letter: Option<i64>,
+    pub mode: &'a str,
+    pub lane: i16,
 }
 
 /// Writes dead letters. The messages have been taken out of their claim or exception in the same transaction.
@@ -295,5 +393,31 @@ pub(super) async fn bury(
     let query = query.bind(dead.iter().map(|one| one.error).collect::<Vec<_>>());
     let query = query.bind(dead.iter().map(|one| one.digest).collect::<Vec<_>>());
     let query = query.bind(dead.iter().map(|one| one.dead_letter).collect::<Vec<_>>());
+    let query = query.bind(dead.iter().map(|one| one.mode).collect::<Vec<_>>());
+    let query = query.bind(dead.iter().map(|one| one.lane).collect::<Vec<_>>());
     query.execute(tx).await.map(drop)
+}
+
+/// An ordered key that stops at a message.
+pub(super) struct Stop<'a> {
+    pub lane: &'a Lane,
+    pub message_id: i64,
+    pub rests: bool,
+}
+
+/// Makes keys of `host` wait for a message, or rest. Part of the transaction that takes the message out.
+pub(super) async fn stop_keys(
+    database: &Database,
+    tx: &mut PgConnection,
+    group: i32,
+    host: HostId,
+    stops: &[Stop<'_>],
+) -> Result<(), sqlx::Error> {
+    if stops.is_empty() {
+        return Ok(());
+    }
+    let (keys, numbers) = lanes(stops.iter().map(|stop| stop.lane));
+    let query = database.query(include_str!("settle_keys.sql")).bind(group).bind(host.0).bind(keys).bind(numbers);
+    let query = query.bind(stops.iter().map(|stop| stop.message_id).collect::<Vec<_>>());
+    query.bind(stops.iter().map(|stop| stop.rests).collect::<Vec<_>>()).execute(tx).await.map(drop)
 }

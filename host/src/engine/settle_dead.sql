@@ -1,11 +1,11 @@
 -- Messages the group gives up on, each with its own copy. $1 group, then arrays: message, attempts, class, error, digest,
--- dead letter it was redriven from. A redriven one that dies again goes back to its row, and so does one that is
+-- dead letter it was redriven from, and of keyed ones concurrency and lane. A redriven one that dies again goes back to its row, and so does one that is
 -- delivered again for another reason: a group has one dead letter of a message.
 -- One whose row somebody removed from the log by hand ends too, without a payload, and says so.
 -- Called by engine::settle and engine::recover after the messages were taken out.
 with dead as (
-    select * from unnest($2::bigint[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::bigint[])
-        as a (message_id, attempts, class, error, digest, dead_letter_id)
+    select * from unnest($2::bigint[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::smallint[])
+        as a (message_id, attempts, class, error, digest, dead_letter_id, concurrency, lane)
 ),
 again as (
     update {schema}.dead_letter d
@@ -14,13 +14,14 @@ again as (
     from dead a where d.id = a.dead_letter_id and d.group_id = $1
 )
 insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, digest,
-    message_key, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at)
+    message_key, lane, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at)
 select $1, {stream_id}, a.message_id, a.attempts, a.class,
     case when l.id is null then 'the message is no longer in the log; it failed with: ' else '' end || a.error, a.digest,
-    l.message_key, coalesce(l.concurrency, 'parallel'), l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
+    l.message_key, a.lane, a.concurrency::{schema}.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
     coalesce(l.created_at, clock_timestamp())
 from dead a left join {schema}.log_rows_{stream_id}($2::bigint[]) l on l.id = a.message_id
 where a.dead_letter_id is null
+order by a.message_id
 on conflict on constraint dead_letter_once do update
 set attempts = excluded.attempts, class = excluded.class, error = excluded.error, digest = excluded.digest, deaths = d.deaths + 1,
     died_at = clock_timestamp(), redriven_at = null

@@ -81,16 +81,17 @@ impl Host for State {
 fn check(stream: &str, message: &NewMessage, payload_bytes_max: u64) -> Result<(), String> {
     check_key("key", message.key.as_deref())?;
     check_key("idempotency-key", message.idempotency_key.as_deref())?;
-    if message.compaction == Some(true)
-        || matches!(message.concurrency, Some(Concurrency::Exclusive | Concurrency::Ordered))
-    {
-        return Err("message keys are not built yet: leave `concurrency` at parallel and `compaction` off".into());
+    let asks_for_mode = message.compaction == Some(true)
+        || matches!(message.concurrency, Some(Concurrency::Exclusive | Concurrency::Ordered));
+    if message.key.is_none() && asks_for_mode {
+        return Err("`concurrency` and `compaction` need a key: give it one, or leave them out".into());
     }
     if message.rank.is_some_and(|rank| rank < 0) {
         return Err("rank is negative: ranks start at 0".into());
     }
-    if message.rank.is_some() && message.compaction != Some(true) {
-        return Err("a rank picks the winner of a compacted key: leave it out".into());
+    // Where compaction is left open the stream's key policy decides, and SQL refuses what it then finds.
+    if message.rank.is_some() && (message.key.is_none() || message.compaction == Some(false)) {
+        return Err("a rank picks the winner of a compacted key: leave it out, or ask for compaction".into());
     }
     check_attributes(message)?;
     let payload_bytes = message.payload.as_ref().map_or(0, Vec::len);
@@ -203,7 +204,8 @@ mod tests {
             "a header, the routing key or the content type holds a NUL byte, which Postgres cannot store: put binary \
                        data into the payload",
         );
-        let modes = Err("message keys are not built yet: leave `concurrency` at parallel and `compaction` off");
+        let no_key = Err("`concurrency` and `compaction` need a key: give it one, or leave them out");
+        let rank = Err("a rank picks the winner of a compacted key: leave it out, or ask for compaction");
         check_is(|_| {}, Ok(()));
         check_is(|new| new.key = Some("k".repeat(1024)), Ok(()));
         check_is(|new| new.concurrency = Some(Concurrency::Parallel), Ok(()));
@@ -230,9 +232,14 @@ mod tests {
         check_is(|new| new.headers = vec![("a".into(), "\0".into())], nul);
         check_is(|new| new.routing_key = Some("\0".into()), nul);
         check_is(|new| new.content_type = Some("\0".into()), nul);
-        check_is(|new| new.concurrency = Some(Concurrency::Ordered), modes);
-        check_is(|new| new.concurrency = Some(Concurrency::Exclusive), modes);
-        check_is(|new| new.compaction = Some(true), modes);
+        check_is(|new| new.concurrency = Some(Concurrency::Ordered), no_key);
+        check_is(|new| new.concurrency = Some(Concurrency::Exclusive), no_key);
+        check_is(|new| new.compaction = Some(true), no_key);
+        check_is(|new| new.rank = Some(1), rank);
+        let keyed = |new: &mut NewMessage| (new.key, new.rank) = (Some("k".into()), Some(1));
+        check_is(keyed, Ok(()));
+        check_is(|new| (keyed(new), new.compaction = Some(false)).0, rank);
+        check_is(|new| (keyed(new), new.concurrency = Some(Concurrency::Ordered)).0, Ok(()));
     }
 
     #[test]
@@ -248,7 +255,6 @@ mod tests {
         );
         let headers = "the headers have 65521 bytes and may have 65520: use the payload";
         check_is(|new| new.headers = vec![("h".into(), "v".repeat(HEADERS_BYTES_MAX - 8))], Err(headers));
-        check_is(|new| new.rank = Some(1), Err("a rank picks the winner of a compacted key: leave it out"));
     }
 
     #[test]

@@ -10,29 +10,44 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         identity::Identity,
-        pacing::{TURN_BYTES_MAX, TURN_MAX},
+        pacing::{HELD_MAX, TURN_BYTES_MAX, TURN_MAX},
     },
-    End, Group, Step, answered,
+    End, Group, IDLE_KEY_MAX, Step, answered,
+    lanes::in_lane,
     slots::{Ended, Work},
 };
 use crate::{
-    engine::{ClaimId, Note, Source, Turn, Verdict, Wanted, claim},
-    handler::{FailureClass, Outcome},
+    config::OnDeadLetter,
+    engine::{Keyed, Lane, Note, Request, Source, Turn, Verdict, Wanted, claim},
+    handler::{Concurrency, FailureClass, Outcome},
 };
+
+/// How long to wait with keys to hand on while another host claims: a turn takes a few milliseconds.
+const BUSY_WAIT: Duration = Duration::from_millis(2);
 
 impl Group {
     pub(super) async fn claim(&mut self, identity: &Identity, life: &CancellationToken) -> Step {
         let wanted = self.wanted();
-        let claims = wanted.messages > 0 || wanted.retries > 0;
-        let finished = self.memory.finished();
+        let is_late = self.is_partly_late();
+        let done = self.memory.done(is_late);
         self.seat.idle.store(!self.may_have_work && self.room() > 0, Relaxed);
-        // While deliveries run, finished claims wait for the next claim: the two then share one turn.
-        if !claims && (finished.is_empty() || (self.memory.open > 0 && self.may_have_work)) {
+        // While deliveries run, finished claims wait for the next claim: the two then share one turn. A key does not wait.
+        let waits = done.is_empty() || (self.memory.open > 0 && self.may_have_work && !is_late);
+        let keys_wait = self.open() > 0 && self.idle_since.is_none_or(|since| since.elapsed() < IDLE_KEY_MAX);
+        if wanted.is_nothing() && waits && (keys_wait || !self.memory.has_idle()) {
             return Step::Rest;
         }
+        let lane_max = self.pace.lane_max();
+        let request = Request {
+            done,
+            idle: self.memory.idle().cloned().collect(),
+            full: self.slots.lanes().full(lane_max),
+            lane_max,
+            wanted,
+        };
         self.setting.counters.turns.fetch_add(1, Relaxed);
-        match answered(claim(&self.setting.database, identity.host, &self.setting.group, &finished, wanted)).await {
-            Ok(turn) => self.take(turn, &finished, claims, life),
+        match answered(claim(&self.setting.database, identity.host, &self.setting.group, &request)).await {
+            Ok(turn) => self.take(turn, &request, life),
             Err(error) => {
                 self.back_off("claim", &error);
                 Step::Rest
@@ -46,11 +61,11 @@ impl Group {
         let nothing = Wanted::default();
         let slots = self.setting.group.policy.slots;
         // A slot without work is worth a turn whatever it costs: the others may be busy for hours.
-        let is_worth_it = self.pace.worth_a_turn(room) || (room > 0 && self.memory.open < slots);
+        let is_worth_it = self.pace.worth_a_turn(room) || (room > 0 && self.open() < slots);
         if !self.may_have_work || self.setting.newest.borrow().is_none() || !is_worth_it {
             return nothing;
         }
-        let fresh = self.memory.open.saturating_sub(self.memory.open_retries);
+        let fresh = self.open().saturating_sub(self.memory.open_retries);
         // While fresh work is held, retries get half of the slots; else a quarter stays free for it, since it should not
         // have to wait for messages that fail slowly. A turn brings at most one retry for two places, so that neither
         // kind crowds out the other.
@@ -63,27 +78,44 @@ impl Group {
         }
     }
 
+    /// Room for more messages. What waits here for its key takes no place from others, within the bound of all.
     fn room(&self) -> u32 {
-        self.pace.held_max().saturating_sub(self.memory.open)
+        let in_all = HELD_MAX.max(self.pace.held_max()).saturating_sub(self.memory.open);
+        self.pace.held_max().saturating_sub(self.open()).min(in_all)
     }
 
-    fn take(&mut self, turn: Turn, finished: &[ClaimId], claims: bool, life: &CancellationToken) -> Step {
+    /// Messages that run, or will when a slot is free.
+    pub(super) fn open(&self) -> u32 {
+        self.memory.open.saturating_sub(self.slots.lanes().waiting())
+    }
+
+    fn take(&mut self, turn: Turn, request: &Request, life: &CancellationToken) -> Step {
         self.failures = 0;
         self.not_before = None;
         if turn.note == Note::LeaseLost {
             return Step::End(End::LeaseLost);
         }
-        let fenced = self.memory.forget_finished(finished, &turn.settled);
+        self.partly_since = None;
+        let fenced = self.memory.settled_by_turn(&request.done, &turn);
         self.setting.counters.fenced.fetch_add(fenced as u64, Relaxed);
         match turn.note {
             Note::Gone => return Step::End(End::Gone),
             Note::EpochRaised => return self.start_over(),
-            // The holder of the group's lock may take what we wanted; look again with the next poll.
-            Note::Busy | Note::Paused => self.may_have_work = false,
-            Note::Claimed if claims => {
-                self.may_have_work = turn.advanced || !turn.claimed.is_empty();
+            // The holder of the group's lock may take what we wanted; look again with the next poll. Our idle keys do not
+            // wait so long.
+            Note::Busy => {
+                self.may_have_work = false;
+                if self.memory.has_idle() {
+                    self.not_before = Some(Instant::now() + BUSY_WAIT);
+                }
             }
-            Note::Claimed | Note::Settled | Note::LeaseLost => {}
+            Note::Paused => self.may_have_work = false,
+            Note::Claimed => self.may_have_work = turn.advanced || !turn.claimed.is_empty(),
+            Note::Settled | Note::LeaseLost => {}
+        }
+        if turn.note != Note::Busy {
+            request.idle.iter().for_each(|lane| self.memory.lose_lane(lane));
+            self.idle_since = None;
         }
         if !turn.claimed.is_empty() {
             self.setting.hub.active.notify_one();
@@ -121,11 +153,13 @@ impl Group {
         );
         let handed_back = ended.finished.outcome == Outcome::HandBack;
         let message_id = ended.message_id;
-        match self.memory.ended(ended, &self.setting.group.policy.retry) {
+        let keyed = ended.keyed.clone();
+        let verdict = self.memory.ended(ended, &self.setting.group.policy.retry);
+        match &verdict {
             None => counters.fenced.fetch_add(1, Relaxed),
             Some(Verdict::Done) => counters.done.fetch_add(1, Relaxed),
             Some(Verdict::Dead { attempts, failure }) => {
-                self.tell_dead(message_id, attempts, failure.class);
+                self.tell_dead(message_id, *attempts, failure.class);
                 counters.count_failure(failure.class);
                 counters.dead.fetch_add(1, Relaxed)
             }
@@ -137,6 +171,39 @@ impl Group {
                 counters.again.fetch_add(1, Relaxed)
             }
         };
+        if let Some(keyed) = in_lane(keyed.as_ref()) {
+            self.note_lane(keyed, message_id, verdict.as_ref());
+        }
+    }
+
+    /// An ordered message did not end well: those behind it go back, no attempt counted, in the settle that takes it out.
+    /// Where the key goes on without it they stay.
+    fn note_lane(&mut self, keyed: &Keyed, message_id: i64, verdict: Option<&Verdict>) {
+        let skips = self.setting.group.policy.on_dead_letter == OnDeadLetter::Skip;
+        let stops = match verdict {
+            Some(Verdict::Done) => false,
+            Some(Verdict::Dead { .. }) => !skips,
+            Some(Verdict::Again { .. }) | None => true,
+        };
+        if stops && keyed.mode == Concurrency::Ordered {
+            self.hand_back(self.slots.lanes().take(&keyed.lane));
+        }
+        if verdict.is_none() {
+            self.resume_lane(&keyed.lane, message_id, None); // no settle of it will come
+        }
+    }
+
+    pub(super) fn hand_back(&mut self, works: Vec<Work>) {
+        for work in works {
+            self.note(Ended::handed_back(&work));
+        }
+    }
+
+    /// A message is settled, or never will be: its lane goes on, if it waited for that.
+    pub(super) fn resume_lane(&mut self, lane: &Lane, message_id: i64, gap: Option<i64>) {
+        if let Some(next) = self.slots.lanes().settled(lane, message_id, gap) {
+            self.slots.run(next);
+        }
     }
 }
 

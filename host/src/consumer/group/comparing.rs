@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{super::identity::Identity, Group, Step, answered};
-use crate::engine::{give_back, held};
+use crate::engine::{give_back, held, held_keys};
 
 impl Group {
     pub(super) async fn compare(&mut self, identity: &Identity) -> Step {
@@ -14,12 +14,17 @@ impl Group {
         if !self.solo.is_empty() {
             return Step::Rest; // a settle of its own is under way: neither side is still
         }
-        let (database, group) = (&self.setting.database, &self.setting.group);
-        let held = match answered(held(database, identity.host, group)).await {
-            Ok(held) => held,
+        let (database, group) = (self.setting.database.clone(), self.setting.group.clone());
+        let (database, group) = (&database, &group);
+        let both = async {
+            Ok((held(database, identity.host, group).await?, held_keys(database, identity.host, group).await?))
+        };
+        let (held, keys) = match answered(both).await {
+            Ok(both) => both,
             Err(error) => return self.failed_to_compare(&error),
         };
-        let differences = self.memory.compare(&held);
+        let differences = self.memory.compare(&held, keys);
+        self.free_released();
         self.setting.counters.fenced.fetch_add(differences.fenced as u64, Relaxed);
         if !differences.unknown.is_empty() {
             match answered(give_back(database, identity.host, group, &differences.unknown)).await {

@@ -1,16 +1,19 @@
-//! What this host holds of one group, as it remembers it. The database has the same in `claim` and `exception`; after a
-//! lost connection the two are compared.
+//! What this host holds of one group, as it remembers it. The database has the same in `claim`, `exception` and
+//! `message_key_lease`; after a lost connection the two are compared.
 //!
-//! A held message is open (waiting for a slot, or running), or done without effects and not yet settled, or ended
-//! otherwise and on its way through a settle. Invariant: it is in exactly one of the three until it is settled.
+//! A held message is open (waiting for its key or a slot, or running), or done without effects and not yet settled, or
+//! ended otherwise and on its way through a settle. Invariant: it is in exactly one of the three until it is settled.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 
-use super::slots::Ended;
+use super::{lanes::in_lane, slots::Ended};
 use crate::{
-    engine::{ClaimId, Claimed, Held, Settlement, Source, Token, Verdict, verdict},
+    engine::{ClaimId, Claimed, Done, Held, Keyed, Lane, Settlement, Source, Token, Turn, Verdict, verdict},
     handler::Outcome,
 };
 
@@ -20,6 +23,8 @@ struct HeldClaim {
     open: HashSet<i64>,
     done: Vec<i64>,
     settling: HashSet<i64>,
+    /// Some of its messages are in lanes: their settles keep their order, and survive a crash of the database.
+    has_lanes: bool,
     cut: CancellationToken,
 }
 
@@ -32,14 +37,26 @@ impl HeldClaim {
     fn ended_len(&self) -> usize {
         self.done.len() + self.settling.len()
     }
+
+    /// Every message is done.
+    fn is_finished(&self) -> bool {
+        self.open.is_empty() && self.settling.is_empty()
+    }
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Memory {
     claims: HashMap<Token, HeldClaim>,
+    /// Of each key this host has, how many of its messages are open or on their way through a settle. At 0 the next turn
+    /// hands the key on, and settles what is done of it.
+    lanes: HashMap<Lane, u32>,
+    /// The lanes at 0.
+    idle: HashSet<Lane>,
     /// Ended otherwise than plainly, and not yet handed to a settle.
     ended: Vec<Settlement>,
+    /// Lanes, and the messages of theirs that will never be settled: they must not hold them.
+    released: Vec<(Lane, i64)>,
     /// Messages not yet ended.
     pub open: u32,
     /// Of these, retries.
@@ -61,30 +78,41 @@ impl Memory {
     /// Remembers a claimed message and answers what cuts it.
     pub fn hold(&mut self, claimed: &Claimed, life: &CancellationToken) -> CancellationToken {
         self.open += 1;
-        self.open_retries += u32::from(claimed.token.source == Source::Exception);
-        self.open_bytes += payload_bytes(claimed);
+        self.open_retries += u32::from(is_retry(claimed.token, claimed.failures, claimed.keyed.as_ref()));
+        self.open_bytes += claimed.message.payload.as_ref().map_or(0, Vec::len) as u64;
+        let keyed = in_lane(claimed.keyed.as_ref());
+        if let Some(keyed) = keyed {
+            *self.lanes.entry(keyed.lane.clone()).or_default() += 1;
+            self.idle.remove(&keyed.lane);
+        }
         let held = self.claims.entry(claimed.token).or_insert_with(|| HeldClaim {
             open: HashSet::new(),
             done: Vec::new(),
             settling: HashSet::new(),
+            has_lanes: false,
             cut: life.child_token(),
         });
         held.open.insert(claimed.message.id);
+        held.has_lanes |= keyed.is_some();
         held.cut.clone()
     }
 
     /// Takes note of an ended delivery. `None`: it was no longer ours.
     pub fn ended(&mut self, ended: Ended, retry: &crate::config::Retry) -> Option<Verdict> {
         self.open = self.open.saturating_sub(1);
-        self.open_retries = self.open_retries.saturating_sub(u32::from(ended.token.source == Source::Exception));
+        let is_retry = is_retry(ended.token, ended.failures, ended.keyed.as_ref());
+        self.open_retries = self.open_retries.saturating_sub(u32::from(is_retry));
         self.open_bytes = self.open_bytes.saturating_sub(ended.payload_bytes);
-        let held = self.claims.get_mut(&ended.token)?;
-        if !held.open.remove(&ended.message_id) {
+        let held = self.claims.get_mut(&ended.token).filter(|held| held.open.contains(&ended.message_id));
+        let Some(held) = held else {
+            self.leave_lane(ended.keyed.as_ref());
             return None;
-        }
+        };
+        held.open.remove(&ended.message_id);
         let finished = ended.finished;
-        if finished.outcome == Outcome::Done && finished.produced.is_empty() && ended.token.source == Source::Log {
+        if finished.outcome == Outcome::Done && finished.produced.is_empty() && !ended.is_redriven {
             held.done.push(ended.message_id);
+            self.leave_lane(ended.keyed.as_ref());
             return Some(Verdict::Done);
         }
         held.settling.insert(ended.message_id);
@@ -96,27 +124,81 @@ impl Memory {
             verdict: verdict.clone(),
             produced: finished.produced,
             digest: finished.digest.as_deref().map(str::to_owned),
+            keyed: ended.keyed,
+            skipped: ended.skipped,
         });
         Some(verdict)
     }
 
-    /// Claims that ended `done` to the last message: a turn settles each with one row.
-    pub fn finished(&self) -> Vec<ClaimId> {
-        let is_finished = |(token, held): &(&Token, &HeldClaim)| {
-            token.source == Source::Log && held.open.is_empty() && held.settling.is_empty()
-        };
-        self.claims.iter().filter(is_finished).map(|(token, _)| token.claim).collect()
+    /// A message of a lane is done, or settled.
+    fn leave_lane(&mut self, keyed: Option<&Keyed>) {
+        let Some(keyed) = in_lane(keyed) else { return };
+        if let Entry::Occupied(mut count) = self.lanes.entry(keyed.lane.clone()) {
+            *count.get_mut() = count.get().saturating_sub(1);
+            if *count.get() == 0 {
+                count.remove();
+                self.idle.insert(keyed.lane.clone());
+            }
+        }
     }
 
-    /// A turn has settled `settled` of the `finished` claims; answers how many deliveries of the others were fenced.
-    pub fn forget_finished(&mut self, finished: &[ClaimId], settled: &[ClaimId]) -> usize {
+    /// The key is no longer ours: it waits for a message, or rests.
+    pub fn lose_lane(&mut self, lane: &Lane) {
+        self.lanes.remove(lane);
+        self.idle.remove(lane);
+    }
+
+    /// Keys with nothing left to run here.
+    pub fn idle(&self) -> impl Iterator<Item = &Lane> {
+        self.idle.iter()
+    }
+
+    pub fn has_idle(&self) -> bool {
+        !self.idle.is_empty()
+    }
+
+    /// What a turn is to settle: everything of finished claims and of claims with lanes, so that nothing of a key is left
+    /// when the key is handed on. With `partly`, everything that is done.
+    pub fn done(&self, partly: bool) -> Done {
+        let mut done = Done::default();
+        for (token, held) in self.claims.iter().filter(|(_, held)| !held.done.is_empty()) {
+            let messages = held.done.iter().map(|message| (token.claim, *message));
+            match token.source {
+                Source::Exception => done.exceptions.extend(messages),
+                Source::Log if held.is_finished() => done.claims.push(token.claim),
+                Source::Log if held.has_lanes || partly => done.messages.extend(messages),
+                Source::Log => continue,
+            }
+            done.is_durable |= held.has_lanes;
+        }
+        done
+    }
+
+    /// A turn has settled `done`, as far as that was still ours; answers how many deliveries were fenced.
+    pub fn settled_by_turn(&mut self, done: &Done, turn: &Turn) -> usize {
         let mut fenced = 0;
-        for claim in finished {
+        for claim in &done.claims {
             let token = Token { claim: *claim, source: Source::Log };
             if let Some(held) = self.claims.remove(&token)
-                && !settled.contains(claim)
+                && !turn.settled.contains(claim)
             {
                 fenced += held.done.len();
+            }
+        }
+        let of_claims = done.messages.iter().map(|one| (Source::Log, one));
+        for (source, (claim, message)) in of_claims.chain(done.exceptions.iter().map(|one| (Source::Exception, one))) {
+            let token = Token { claim: *claim, source };
+            let was_ours = match source {
+                Source::Log => turn.settled.contains(claim),
+                Source::Exception => turn.ran.contains(message),
+            };
+            fenced += usize::from(!was_ours);
+            let Some(held) = self.claims.get_mut(&token) else { continue };
+            held.done.retain(|id| id != message);
+            if !was_ours {
+                self.lose(token);
+            } else if held.is_empty() {
+                self.claims.remove(&token);
             }
         }
         fenced
@@ -128,22 +210,27 @@ impl Memory {
 
     /// Whether claims have done messages that wait for slower ones of their claim.
     pub fn has_partly_done(&self) -> bool {
-        self.claims.values().any(|held| !held.done.is_empty() && (!held.open.is_empty() || !held.settling.is_empty()))
+        self.claims.values().any(|held| !held.done.is_empty() && !held.is_finished())
     }
 
-    /// Up to `max` ended deliveries to settle in one transaction, the plainly done ones of unfinished claims with them.
+    /// About `max` ended deliveries to settle in one transaction: a message that was handed back goes with the one it waited
+    /// for. The done ones of claims with lanes come first: of one key, none is settled before an earlier one.
     pub fn take_ended(&mut self, max: usize) -> Vec<Settlement> {
-        let rest = self.ended.split_off(self.ended.len().min(max));
-        let mut batch = std::mem::replace(&mut self.ended, rest);
-        for (token, held) in &mut self.claims {
-            if held.open.is_empty() && held.settling.is_empty() {
-                continue; // finished: its next turn settles it whole
-            }
+        let is_behind = |one: &Settlement| matches!(one.verdict, Verdict::Again { failure: None, .. });
+        let mut cut = self.ended.len().min(max);
+        while self.ended.get(cut).is_some_and(is_behind) {
+            cut += 1;
+        }
+        let rest = self.ended.split_off(cut);
+        let ended = std::mem::replace(&mut self.ended, rest);
+        let mut batch = Vec::with_capacity(ended.len());
+        for (token, held) in self.claims.iter_mut().filter(|(_, held)| held.has_lanes) {
             for message_id in held.done.drain(..) {
                 held.settling.insert(message_id);
                 batch.push(Settlement::plain(*token, message_id, Verdict::Done));
             }
         }
+        batch.extend(ended);
         batch
     }
 
@@ -158,19 +245,36 @@ impl Memory {
                     self.claims.remove(&one.token);
                 }
             }
+            self.leave_lane(one.keyed.as_ref());
         }
     }
 
     /// A settle has failed before it could commit: its deliveries wait for the next.
     pub fn put_back(&mut self, batch: Vec<Settlement>) {
-        self.ended.extend(batch);
+        self.ended.splice(..0, batch);
     }
 
     fn lose(&mut self, token: Token) {
         if let Some(held) = self.claims.remove(&token) {
             held.cut.cancel();
         }
-        self.ended.retain(|one| one.token != token);
+        self.drop_ended(|one| one.token == token);
+    }
+
+    /// Forgets ended deliveries that are no longer ours.
+    fn drop_ended(&mut self, is_lost: impl Fn(&Settlement) -> bool) {
+        let (lost, kept) = std::mem::take(&mut self.ended).into_iter().partition(is_lost);
+        self.ended = kept;
+        let lost: Vec<Settlement> = lost;
+        for one in lost {
+            self.leave_lane(one.keyed.as_ref());
+            self.released.extend(one.keyed.map(|keyed| (keyed.lane, one.message_id)));
+        }
+    }
+
+    /// See [`Memory::released`].
+    pub fn take_released(&mut self) -> Vec<(Lane, i64)> {
+        std::mem::take(&mut self.released)
     }
 
     /// Everything is void: the lease is lost, or the group was seeked. Answers how many ended deliveries that fences; those
@@ -182,15 +286,17 @@ impl Memory {
             held.cut.cancel();
         }
         self.ended.clear();
+        self.lanes.clear();
+        self.idle.clear();
         lost
     }
 
     pub fn is_empty(&self) -> bool {
-        self.claims.is_empty()
+        self.claims.is_empty() && self.idle.is_empty()
     }
 
     /// Compares with what the database says is held, both ways. No settle may be under way.
-    pub fn compare(&mut self, held: &[Held]) -> Differences {
+    pub fn compare(&mut self, held: &[Held], keys: Vec<Lane>) -> Differences {
         let mut rows: HashMap<Token, HashSet<i64>> = HashMap::new();
         for run in held {
             rows.entry(run.token).or_default().extend(run.first..=run.last);
@@ -203,39 +309,49 @@ impl Memory {
                     differences.fenced += self.claims.get(&token).map_or(0, HeldClaim::ended_len);
                     self.lose(token);
                 }
-                Some(rows) => differences.fenced += self.compare_claim(token, &rows),
+                Some(rows) => differences.fenced += self.compare_claim(token, &rows, &mut differences.unknown),
             }
         }
-        differences.unknown = rows.into_keys().map(|token| token.claim).collect();
+        differences.unknown.extend(rows.into_keys().map(|token| token.claim));
         differences.unknown.sort_unstable();
         differences.unknown.dedup();
+        // A key whose lease was answered to nobody, or whose messages were given back.
+        self.idle.extend(keys.into_iter().filter(|lane| !self.lanes.contains_key(lane)));
         differences
     }
 
     /// One claim that both know. Messages that only memory has are settled already, and dropped; messages that only the
-    /// database has were settled by a commit that was lost, and are handed back.
-    fn compare_claim(&mut self, token: Token, rows: &HashSet<i64>) -> usize {
+    /// database has were settled by a commit that was lost, and are handed back. With them goes a whole claim that has
+    /// lanes, so that none of a key runs before an earlier one.
+    fn compare_claim(&mut self, token: Token, rows: &HashSet<i64>, unknown: &mut Vec<ClaimId>) -> usize {
         let Some(held) = self.claims.get_mut(&token) else { return 0 };
         let before = held.ended_len();
         held.open.retain(|id| rows.contains(id));
         held.done.retain(|id| rows.contains(id));
         held.settling.retain(|id| rows.contains(id));
         let gone = before - held.ended_len();
-        self.ended.retain(|one| one.token != token || rows.contains(&one.message_id));
         let known = |id: &i64| held.open.contains(id) || held.settling.contains(id) || held.done.contains(id);
         let lost: Vec<i64> = rows.iter().filter(|id| !known(id)).copied().collect();
-        for message_id in lost {
-            held.settling.insert(message_id);
-            let verdict = Verdict::Again { delay: std::time::Duration::ZERO, failures: 0, failure: None };
-            self.ended.push(Settlement::plain(token, message_id, verdict));
+        if held.has_lanes && !lost.is_empty() {
+            let ended = held.ended_len();
+            self.lose(token);
+            unknown.push(token.claim);
+            return gone + ended;
         }
+        held.settling.extend(&lost);
         if held.is_empty() {
             self.claims.remove(&token);
         }
+        self.drop_ended(|one| one.token == token && !rows.contains(&one.message_id));
+        self.ended.extend(lost.into_iter().map(|message_id| {
+            let verdict = Verdict::Again { delay: Duration::ZERO, failures: 0, failure: None };
+            Settlement::plain(token, message_id, verdict)
+        }));
         gone
     }
 }
 
-fn payload_bytes(claimed: &Claimed) -> u64 {
-    claimed.message.payload.as_ref().map_or(0, Vec::len) as u64
+/// Claimed for a free slot, as retries are; what waited for its key is claimed like a fresh one.
+fn is_retry(token: Token, failures: u32, keyed: Option<&Keyed>) -> bool {
+    token.source == Source::Exception && (failures > 0 || in_lane(keyed).is_none())
 }

@@ -1,21 +1,20 @@
 //! Settles what did not end plainly: in one transaction for all, and one by one where that was refused.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use tokio::{
     sync::Semaphore,
     task::{JoinError, JoinSet},
 };
 
-use super::{
-    super::identity::Identity,
-    End, Group, PARTLY_DONE_MAX, Step, answered,
-    slots::{Ended, Work},
-};
+use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane};
 use crate::{
     database::{Database, DatabaseError, Reaction, reaction},
-    engine::{GroupHandle, HostId, Settled, Settlement, Verdict, settle, verdict},
-    handler::{Finished, Outcome},
+    engine::{GroupHandle, HostId, LeavesKey, Settled, Settlement, Verdict, settle, verdict},
+    handler::{Concurrency, Outcome},
 };
 
 /// Most deliveries of one settle: a few round trips for all of them, and locks held for a few milliseconds.
@@ -78,9 +77,7 @@ impl Solo {
 
 impl Group {
     pub(super) fn wants_to_settle(&self) -> bool {
-        !self.solo.is_empty()
-            || self.memory.has_ended()
-            || self.partly_since.is_some_and(|since| since.elapsed() >= PARTLY_DONE_MAX)
+        !self.solo.is_empty() || self.memory.has_ended()
     }
 
     /// Settles in a transaction of its own whatever did not end plainly.
@@ -88,29 +85,36 @@ impl Group {
         if let Some(step) = self.end_solo() {
             return step;
         }
-        let batch = self.memory.take_ended(BATCH_MAX);
-        self.partly_since = None;
-        if batch.is_empty() {
+        if !self.memory.has_ended() {
             return Step::Rest;
         }
+        let batch = self.memory.take_ended(BATCH_MAX);
         if matches!(&batch[..], [one] if one.may_wait()) {
-            self.settle_one_by_one(identity, batch); // the loop does not wait with it
+            self.settle_beside(identity, batch); // the loop does not wait with it
             return Step::Again;
         }
         match answered(settle(&self.setting.database, identity.host, &self.setting.group, &batch)).await {
+            Ok(Settled::Refused(refused)) => {
+                tracing::debug!(group = &*self.setting.group.name, "settles one by one: {refused}");
+                self.settle_one_by_one(identity, batch).await
+            }
+            Err(error) if is_blocked(&error) => self.settle_one_by_one(identity, batch).await,
+            result => self.settled_together(batch, result),
+        }
+    }
+
+    /// Takes note of a settle of the loop.
+    fn settled_together(&mut self, batch: Vec<Settlement>, result: Result<Settled, DatabaseError>) -> Step {
+        match result {
             Ok(Settled::LeaseLost) => Step::End(End::LeaseLost),
-            Ok(Settled::Committed { fenced, woken }) => {
-                self.settled(&batch, |index| fenced.contains(&index), &woken);
+            Ok(Settled::Committed { fenced, superseded, woken }) => {
+                self.settled(&batch, &fenced, &superseded, &woken);
                 Step::Again
             }
             Ok(Settled::Refused(refused)) => {
-                tracing::debug!(group = &*self.setting.group.name, "settles one by one: {refused}");
-                self.settle_one_by_one(identity, batch);
-                Step::Again
-            }
-            Err(error) if is_blocked(&error) => {
-                self.settle_one_by_one(identity, batch);
-                Step::Again
+                tracing::error!(group = &*self.setting.group.name, "a settle without effects was refused: {refused}");
+                self.memory.put_back(batch);
+                Step::Rest
             }
             Err(error) => {
                 self.memory.put_back(batch);
@@ -120,10 +124,23 @@ impl Group {
         }
     }
 
-    /// Those without effects are settled together again; each other gets a transaction of its own beside the loop.
-    fn settle_one_by_one(&mut self, identity: &Identity, batch: Vec<Settlement>) {
+    /// Those without effects are settled together again, and first: among them are earlier messages of the others' keys.
+    /// Then each other gets a transaction of its own beside the loop.
+    async fn settle_one_by_one(&mut self, identity: &Identity, batch: Vec<Settlement>) -> Step {
         let (alone, together): (Vec<_>, Vec<_>) = batch.into_iter().partition(|one| !one.produced.is_empty());
-        self.memory.put_back(together);
+        if !together.is_empty() {
+            let result = answered(settle(&self.setting.database, identity.host, &self.setting.group, &together)).await;
+            let step = self.settled_together(together, result);
+            if step != Step::Again {
+                self.memory.put_back(alone);
+                return step;
+            }
+        }
+        self.settle_beside(identity, alone);
+        Step::Again
+    }
+
+    fn settle_beside(&mut self, identity: &Identity, alone: Vec<Settlement>) {
         for one in alone {
             self.solo.start(&self.setting.database, identity.host, &self.setting.group, one);
         }
@@ -135,8 +152,8 @@ impl Group {
         for (one, result) in self.solo.take_ended() {
             match result {
                 Ok(Settled::LeaseLost) => step = Some(Step::End(End::LeaseLost)),
-                Ok(Settled::Committed { fenced, woken }) => {
-                    self.settled(&[one], |index| fenced.contains(&index), &woken);
+                Ok(Settled::Committed { fenced, superseded, woken }) => {
+                    self.settled(&[one], &fenced, &superseded, &woken);
                 }
                 Ok(Settled::Refused(refused)) => self.refuse(one, &refused.to_string()),
                 Err(error) => {
@@ -160,17 +177,54 @@ impl Group {
         self.memory.put_back(vec![Settlement { verdict, produced: Vec::new(), ..one }]);
     }
 
-    fn settled(&mut self, batch: &[Settlement], is_fenced: impl Fn(usize) -> bool, woken: &[String]) {
+    fn settled(
+        &mut self,
+        batch: &[Settlement],
+        fenced: &HashSet<usize>,
+        superseded: &HashSet<usize>,
+        woken: &[String],
+    ) {
         self.failures = 0;
         self.not_before = None;
-        let fenced = (0..batch.len()).filter(|index| is_fenced(*index)).count();
+        let is_fenced = |index: usize| fenced.contains(&index);
         let produced: usize =
             batch.iter().enumerate().filter(|(index, _)| !is_fenced(*index)).map(|(_, one)| one.produced.len()).sum();
-        self.setting.counters.fenced.fetch_add(fenced as u64, Relaxed);
+        self.setting.counters.fenced.fetch_add(fenced.len() as u64, Relaxed);
+        self.setting.counters.superseded.fetch_add(superseded.len() as u64, Relaxed);
         self.setting.counters.produced.fetch_add(produced as u64, Relaxed);
         self.memory.settled(batch, is_fenced);
+        for (index, one) in batch.iter().enumerate() {
+            let leaves = if is_fenced(index) || superseded.contains(&index) {
+                LeavesKey::GoingOn
+            } else {
+                one.leaves_key(self.setting.group.policy.on_dead_letter)
+            };
+            self.settled_lane(one, leaves);
+        }
+        self.free_released();
         for stream in woken {
             self.setting.hub.produced(stream);
+        }
+    }
+
+    /// What a settled message means for those behind it.
+    fn settled_lane(&mut self, one: &Settlement, leaves: LeavesKey) {
+        let Some(keyed) = in_lane(one.keyed.as_ref()) else { return };
+        let is_gap = matches!(one.verdict, Verdict::Dead { .. }) && keyed.mode == Concurrency::Ordered;
+        match leaves {
+            LeavesKey::Blocked | LeavesKey::Resting => self.memory.lose_lane(&keyed.lane),
+            LeavesKey::Deferred if keyed.mode == Concurrency::Ordered => {}
+            LeavesKey::Deferred | LeavesKey::GoingOn => {
+                return self.resume_lane(&keyed.lane, one.message_id, is_gap.then_some(one.message_id));
+            }
+        }
+        self.hand_back(self.slots.lanes().close(&keyed.lane));
+    }
+
+    /// Lanes must not wait for deliveries that were lost.
+    pub(super) fn free_released(&mut self) {
+        for (lane, message_id) in self.memory.take_released() {
+            self.resume_lane(&lane, message_id, None);
         }
     }
 
@@ -180,25 +234,12 @@ impl Group {
             return self.compare(identity).await;
         }
         match self.settle(identity).await {
-            Step::Rest if !self.memory.finished().is_empty() => {
+            Step::Rest if !self.memory.done(true).is_empty() || self.memory.has_idle() => {
                 self.may_have_work = false; // settle only
                 let life = identity.cut.child_token();
                 self.claim(identity, &life).await
             }
             step => step,
-        }
-    }
-}
-
-impl Ended {
-    /// A message that no slot has begun.
-    pub(super) fn handed_back(work: Work) -> Self {
-        Self {
-            token: work.claimed.token,
-            message_id: work.claimed.message.id,
-            failures: work.claimed.failures,
-            payload_bytes: work.claimed.message.payload.as_ref().map_or(0, Vec::len) as u64,
-            finished: Finished::plain(Outcome::HandBack),
         }
     }
 }

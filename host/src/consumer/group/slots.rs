@@ -9,9 +9,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::lanes::{Lanes, goes_on, in_lane};
 use crate::{
-    engine::{Claimed, Token},
-    handler::{Failure, FailureClass, Finished, Handler, Outcome},
+    engine::{Claimed, Keyed, Token},
+    handler::{Concurrency, Failure, FailureClass, Finished, Handler, Outcome},
 };
 
 /// The newest handler of a group; `None` until its first component is loaded.
@@ -32,7 +33,37 @@ pub struct Ended {
     pub message_id: i64,
     pub failures: u32,
     pub payload_bytes: u64,
+    pub keyed: Option<Keyed>,
+    pub skipped: u32,
+    /// Its dead letter waits for how it ends.
+    pub is_redriven: bool,
     pub finished: Finished,
+}
+
+impl Ended {
+    pub fn new(claimed: &Claimed, finished: Finished) -> Self {
+        let message = &claimed.message;
+        Self {
+            token: claimed.token,
+            message_id: message.id,
+            failures: claimed.failures,
+            payload_bytes: message.payload.as_ref().map_or(0, Vec::len) as u64,
+            keyed: claimed.keyed.clone(),
+            skipped: message.skipped,
+            is_redriven: message.redriven,
+            finished,
+        }
+    }
+
+    /// How its group treats it.
+    pub fn mode(&self) -> Concurrency {
+        self.keyed.as_ref().map_or(Concurrency::Parallel, |keyed| keyed.mode)
+    }
+
+    /// A message that no slot has begun.
+    pub fn handed_back(work: &Work) -> Self {
+        Self::new(&work.claimed, Finished::plain(Outcome::HandBack))
+    }
 }
 
 /// The queue, and the tasks that work on it.
@@ -41,6 +72,7 @@ pub struct Slots {
     queue: async_channel::Sender<Work>,
     /// Our own end, to take back what no slot has begun.
     waiting: async_channel::Receiver<Work>,
+    lanes: Lanes,
     tasks: JoinSet<()>,
 }
 
@@ -49,20 +81,42 @@ impl Slots {
     pub fn start(count: u32, newest: &Newest) -> (Self, mpsc::UnboundedReceiver<Ended>) {
         let (queue, waiting) = async_channel::unbounded(); // bounded by what the group claims: see pacing
         let (sender, ended) = mpsc::unbounded_channel();
+        let lanes = Lanes::default();
         let mut tasks = JoinSet::new();
         for _ in 0..count {
-            tasks.spawn(slot(waiting.clone(), newest.clone(), sender.clone()));
+            let slot = Slot {
+                queue: queue.clone(),
+                waiting: waiting.clone(),
+                lanes: lanes.clone(),
+                newest: newest.clone(),
+                ended: sender.clone(),
+            };
+            tasks.spawn(slot.run());
         }
-        (Self { queue, waiting, tasks }, ended)
+        (Self { queue, waiting, lanes, tasks }, ended)
     }
 
+    /// The message runs as soon as its key and a slot are free.
     pub fn put(&self, work: Work) {
+        if let Some(work) = self.lanes.put(work) {
+            self.run(work);
+        }
+    }
+
+    /// Runs a message whose key is free.
+    pub fn run(&self, work: Work) {
         self.queue.try_send(work).expect("we hold the receiving end");
     }
 
-    /// Takes back everything that no slot has begun.
+    pub fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    /// Takes back everything that no slot has begun: first what waits for its key, else it would be started meanwhile.
     pub fn take_back(&self) -> Vec<Work> {
-        std::iter::from_fn(|| self.waiting.try_recv().ok()).collect()
+        let behind = self.lanes.take_back();
+        let first: Vec<Work> = std::iter::from_fn(|| self.waiting.try_recv().ok()).collect();
+        first.into_iter().chain(behind).collect()
     }
 
     /// Lets the slots finish what they run, and end.
@@ -72,22 +126,39 @@ impl Slots {
     }
 }
 
-async fn slot(queue: async_channel::Receiver<Work>, newest: Newest, ended: mpsc::UnboundedSender<Ended>) {
-    while let Ok(Work { claimed, cut }) = queue.recv().await {
-        let Claimed { token, failures, message } = claimed;
-        let message_id = message.id;
-        let payload_bytes = message.payload.as_ref().map_or(0, Vec::len) as u64;
-        let handler = newest.borrow().clone();
-        let finished = match handler {
-            Some(handler) if !cut.is_cancelled() => {
-                let delivery = AssertUnwindSafe(handler.handle(message, &cut)).catch_unwind();
-                delivery.await.unwrap_or_else(|_| our_fault())
+struct Slot {
+    queue: async_channel::Sender<Work>,
+    waiting: async_channel::Receiver<Work>,
+    lanes: Lanes,
+    newest: Newest,
+    ended: mpsc::UnboundedSender<Ended>,
+}
+
+impl Slot {
+    async fn run(self) {
+        while let Ok(Work { claimed, cut }) = self.waiting.recv().await {
+            let mut ended = Ended::new(&claimed, Finished::plain(Outcome::HandBack));
+            let handler = self.newest.borrow().clone();
+            if let Some(handler) = handler.filter(|_| !cut.is_cancelled()) {
+                let delivery = AssertUnwindSafe(handler.handle(claimed.message, &cut)).catch_unwind();
+                ended.finished = delivery.await.unwrap_or_else(|_| our_fault());
             }
-            _ => Finished::plain(Outcome::HandBack),
-        };
-        let one = Ended { token, message_id, failures, payload_bytes, finished };
-        if ended.send(one).is_err() {
-            return; // the group has ended, and with it whoever would settle this
+            let lane = in_lane(ended.keyed.as_ref()).map(|keyed| keyed.lane.clone());
+            let message_id = ended.message_id;
+            let goes_on = goes_on(ended.mode(), &ended.finished);
+            if let (Some(lane), false) = (&lane, goes_on) {
+                self.lanes.hold(lane, message_id); // before the loop hears of it, and settles it
+            }
+            if self.ended.send(ended).is_err() {
+                return; // the group has ended, and with it whoever would settle this
+            }
+            // After the loop was told, so that it hears of a lane's deliveries in their order.
+            if let (Some(lane), true) = (&lane, goes_on)
+                && let Some(next) = self.lanes.next(lane)
+                && self.queue.try_send(next).is_err()
+            {
+                return;
+            }
         }
     }
 }

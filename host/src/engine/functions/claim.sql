@@ -2,11 +2,14 @@
 -- Installed by `engine::functions` for every stream; called by `engine::claim`.
 --
 --   1. The host's lease must be alive, else nothing happens.
---   2. Claims that ended `done` to the last message, without effects, are settled.
+--   2. What ended `done` without effects is settled: whole claims, single messages of claims, single exceptions.
 --   3. The group's claims are serialised by an advisory lock that is only tried. Who does not get it has settled and is done.
---   4. The log after the cursor, and what has since appeared in the open gaps, are read in ONE statement, so that of two
---      messages of one key the later is never seen without the earlier.
+--   4. Keys: what is deferred behind keys that are ready, or idle on this host, is taken (functions/keys.sql).
 --   5. Retries and delayed messages that are due are taken with SKIP LOCKED.
+--   6. The log after the cursor, and what has since appeared in the open gaps, are read in ONE statement, so that of two
+--      messages of one key the later is never seen without the earlier. Keyed ones among them lease their key, or are
+--      deferred behind it; versions that are not their key's winner end here.
+--   7. Keys that got nothing are let go.
 --
 -- The gap rule. Ids commit out of order. Only an id missing below a visible one can hide a late message. The contiguous
 -- prefix is taken first; a hole at the frontier is stepped over once the row above it is 20 ms old, and goes to
@@ -18,16 +21,28 @@
 --
 -- Indexes: exception_due. The log is only read through functions/log.sql, which touches few partitions.
 --
--- Rows: the first has source 0 and tells how the turn went (note, settled, frontier); the others are messages,
+-- Rows: the first has source 0 and tells how the turn went (note, settled, ran, frontier); the others are messages,
 -- source 1 from the log under claim_id, source 2 from exception.
 create or replace function {schema}.claim_{stream_id}(
     p_group integer,
     p_host bigint,
     p_epoch bigint,
-    p_finished bigint[],                        -- claims to settle
+    p_finished bigint[],                        -- claims to settle whole
+    p_done_claims bigint[],                     -- pairs of claim and message to settle
+    p_done_ids bigint[],
+    p_ran_claims bigint[],                      -- the same of running exceptions
+    p_ran_ids bigint[],
+    p_is_durable boolean,                       -- keyed messages are among what is settled
+    p_idle_keys text[],                         -- keys of this host with nothing left to run here
+    p_idle_lanes smallint[],
+    p_full_keys text[],                         -- keys of this host with enough to run here
+    p_full_lanes smallint[],
+    p_lane_max integer,                         -- messages of one key at most
     p_want integer,                             -- fresh messages at most
     p_want_bytes bigint,                        -- payload bytes at most, but always one message
     p_want_retries integer,                     -- due exceptions at most: free slots
+    p_override {schema}.concurrency,            -- the group's concurrency_override; null: none
+    p_marks_gaps boolean,                       -- later messages of a key tell of an earlier dead letter
     p_routing_keys text[],                      -- the group's filter as LIKE patterns; null: not given
     p_keys text[],
     p_not_keys text[],
@@ -35,10 +50,11 @@ create or replace function {schema}.claim_{stream_id}(
 ) returns table (
     source smallint,
     note text,
-    settled bigint[],
+    settled bigint[],                           -- claims of p_finished and p_done_claims that still were ours
+    ran bigint[],                               -- messages of p_ran_ids that still were ours
     frontier bigint,
     claim_id bigint,
-    message_id bigint,
+    message_id bigint,                          -- of the first row: where the cursor stood
     message_key text,
     compaction_rank bigint,
     routing_key text,
@@ -48,7 +64,11 @@ create or replace function {schema}.claim_{stream_id}(
     produced_at_ms bigint,
     failures integer,
     redriven boolean,
-    replay boolean
+    replay boolean,
+    concurrency text,                           -- as the group treats it
+    lane smallint,
+    skipped bigint,
+    gap_since bigint
 )
 -- Without JIT: estimates over arrays are wild, and compiling takes seconds. One plan for all turns: planning anew looks at
 -- every partition, and takes three times as long as the turn (4.5 ms against 1.5 with 28 partitions).
@@ -57,22 +77,40 @@ as $$
 #variable_conflict use_column
 declare
     v_note text;
-    v_settled bigint[];
+    v_settled bigint[] := '{}';
+    v_ran bigint[] := '{}';
+    v_durable text := current_setting('synchronous_commit');
+    v_claims boolean;                           -- more than settling is wanted
     v_cursor bigint;
     v_frontier bigint;
     v_claim bigint;
     v_live text[];                              -- producers alive before this turn's snapshot; null: no gap is open
     v_prepared boolean;                         -- one of them is a prepared transaction
-    v_scan integer := p_want;                   -- rows to look at
-    v_due bigint[];                             -- exceptions this turn takes
+    v_scan integer;                             -- rows to look at
+    v_held_keys text[] := p_idle_keys;          -- keys that are to be let go if they get nothing
+    v_held_lanes smallint[] := p_idle_lanes;
+    v_exceptions bigint[] := '{}';              -- exceptions this turn takes
+    v_is_all boolean;                           -- every id up to the frontier is taken
+    v_run bigint[];                             -- messages of the log this turn takes
+    v_late bigint[];                            -- those of them that lie in gaps
+    v_keyed_ids bigint[];                       -- fresh messages with a key mode, or compacted
+    v_keyed_keys text[];
+    v_keyed_lanes smallint[];
+    v_keyed_modes {schema}.concurrency[];
+    v_keyed_compacted boolean[];
+    v_keyed_due timestamptz[];                  -- null: now
+    v_keyed_run bigint[];                       -- those of them this turn takes
+    v_skip_keys text[];                         -- versions passed over before a compacted message
+    v_skip_versions bigint[];
 begin
-    -- Losing a plain claim or settle in a crash of the database only means a redelivery.
-    perform set_config('synchronous_commit', 'off', true);
+    -- Losing a plain claim or settle in a crash of the database only means a redelivery; with keys it could mean two.
+    if not p_is_durable then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
 
     perform from {schema}.host where id = p_host and expires_at > clock_timestamp() for key share;
     if not found then
-        return query select 0::smallint, 'lease_lost', '{}'::bigint[], null::bigint, null::bigint, null::bigint, null, null::bigint,
-            null, null, null, null::bytea, null::bigint, null::integer, null::boolean, null::boolean;
+        return query select * from {schema}.turn_note('lease_lost', '{}', '{}', null, null);
         return;
     end if;
 
@@ -80,39 +118,81 @@ begin
         with gone as (
             delete from {schema}.claim where id = any (p_finished) and host_id = p_host and group_id = p_group returning id
         )
-        select array_agg(id) into v_settled from gone;
+        select coalesce(array_agg(id), '{}') into v_settled from gone;
+    end if;
+    if p_done_claims <> '{}' then
+        select v_settled || coalesce(array_agg(c), '{}') into v_settled
+        from {schema}.settle_claims(p_group, p_host, p_done_claims, p_done_ids) as c;
+    end if;
+    if p_ran_claims <> '{}' then
+        with gone as (
+            delete from {schema}.exception e using unnest(p_ran_claims, p_ran_ids) as r (claim_id, message_id)
+            where e.group_id = p_group and e.message_id = r.message_id and e.claim_id = r.claim_id and e.host_id = p_host
+            returning e.message_id
+        )
+        select coalesce(array_agg(message_id), '{}') into v_ran from gone;
     end if;
 
     select case when epoch <> p_epoch then 'epoch' when paused_at is not null then 'paused' else 'claimed' end
     into v_note from {schema}.consumer_group where id = p_group;
-    if v_note = 'claimed' and p_want <= 0 and p_want_retries <= 0 then
+    v_note := coalesce(v_note, 'gone');
+    v_claims := v_note = 'claimed' and (p_want > 0 or p_want_retries > 0);
+    if v_note = 'claimed' and not v_claims then
         v_note := 'settled';
-    elsif v_note = 'claimed' and not pg_try_advisory_xact_lock({lock_class} + 1, p_group) then
-        v_note := 'busy';
     end if;
-    if v_note is distinct from 'claimed' then
-        return query select 0::smallint, coalesce(v_note, 'gone'), coalesce(v_settled, '{}'), null::bigint, null::bigint, null::bigint,
-            null, null::bigint, null, null, null, null::bytea, null::bigint, null::integer, null::boolean, null::boolean;
+    if v_note in ('gone', 'epoch') or not v_claims and p_idle_keys = '{}' then
+        return query select * from {schema}.turn_note(v_note, v_settled, v_ran, null, null);
+        return;
+    end if;
+    if not pg_try_advisory_xact_lock({lock_class} + 1, p_group) then
+        return query select * from {schema}.turn_note('busy', v_settled, v_ran, null, null);
+        return;
+    end if;
+    if not v_claims then
+        perform {schema}.release_keys(p_group, p_host, p_idle_keys, p_idle_lanes);
+        return query select * from {schema}.turn_note(v_note, v_settled, v_ran, null, null);
         return;
     end if;
 
-    select claimed into v_cursor from {schema}.cursor where group_id = p_group;
     v_claim := nextval('{schema_text}.claim_id');
-
-    if exists (select from {schema}.cursor_gap where group_id = p_group) then
-        select coalesce(array_agg(virtualtransaction), '{}'), coalesce(bool_or(virtualtransaction like '-1/%'), false)
-        into v_live, v_prepared
-        from pg_locks
-        where locktype = 'advisory' and classid = {lock_class} and objid = {stream_id} and objsubid = 2 and granted
-            and database = (select oid from pg_database where datname = current_database());
+    if exists (select from {schema}.message_key_lease
+            where group_id = p_group and host_id is null and blocked_by is null and paused_at is null)
+    then
+        perform {schema}.bury_resting_{stream_id}(p_group);
+        if p_want > 0 then
+            with mine as (
+                update {schema}.message_key_lease l set host_id = p_host, changed_at = clock_timestamp()
+                from (
+                    select message_key, lane from {schema}.message_key_lease
+                    where group_id = p_group and host_id is null and blocked_by is null and paused_at is null and not rests
+                    limit p_want
+                ) as r
+                where l.group_id = p_group and l.message_key = r.message_key and l.lane = r.lane
+                returning l.message_key, l.lane
+            )
+            select v_held_keys || array_agg(message_key), v_held_lanes || array_agg(lane) into v_held_keys, v_held_lanes from mine;
+        end if;
+    end if;
+    if v_held_keys <> '{}' and p_want > 0 then
+        v_exceptions := {schema}.take_deferred_{stream_id}(p_group, p_host, v_claim, v_held_keys, v_held_lanes, p_lane_max, p_want);
+    end if;
+    if p_want_retries > 0 then
+        v_exceptions := v_exceptions || {schema}.take_due_{stream_id}(p_group, p_host, v_claim, p_want_retries);
     end if;
 
-    if p_want > 0 and (p_routing_keys is not null or p_keys is not null or p_not_keys is not null or p_headers is not null) then
-        v_scan := greatest(p_want, 1000);
-    end if;
-
+    select claimed into v_cursor from {schema}.cursor where group_id = p_group;
+    v_frontier := v_cursor;
     if p_want > 0 then
-        return query
+        if exists (select from {schema}.cursor_gap where group_id = p_group) then
+            select coalesce(array_agg(virtualtransaction), '{}'), coalesce(bool_or(virtualtransaction like '-1/%'), false)
+            into v_live, v_prepared
+            from pg_locks
+            where locktype = 'advisory' and classid = {lock_class} and objid = {stream_id} and objsubid = 2 and granted
+                and database = (select oid from pg_database where datname = current_database());
+        end if;
+        v_scan := case when p_routing_keys is null and p_keys is null and p_not_keys is null and p_headers is null then p_want
+            else greatest(p_want, 1000) end;
+
         with head as materialized (             -- what stands after the cursor, without payloads
             select * from (
                 select l.*, row_number() over (order by l.id) as n, count(*) filter (where l.matches) over (order by l.id) as wanted,
@@ -191,64 +271,108 @@ begin
             where g.id = t.gap_id and o.id = g.id and (o.undecided or not whole.late)
         ),
         taken as materialized (                 -- everything this turn is answerable for, the filter applied
-            select id, coalesce(deliver_after <= clock_timestamp(), true) as due, deliver_after, message_key
+            select id, is_late, message_key, lane, mode, compacted, mode = 'parallel' and not compacted as is_plain, deliver_after,
+                coalesce(deliver_after <= clock_timestamp(), true) as is_due
             from (
-                select h.id, h.deliver_after, h.message_key from head h, reach where h.matches and h.id <= reach.id
+                select h.id, false as is_late, h.deliver_after, h.message_key, h.lane, h.compaction_rank is not null as compacted,
+                    least(h.concurrency, p_override) as mode
+                from head h, reach where h.matches and h.id <= reach.id
                 union all
-                select l.id, l.deliver_after, l.message_key from late l join late_taken using (id) where l.matches
+                select l.id, true, l.deliver_after, l.message_key, l.lane, l.compaction_rank is not null,
+                    least(l.concurrency, p_override)
+                from late l join late_taken using (id) where l.matches
             ) as m
         ),
         delayed as (
             insert into {schema}.exception (group_id, message_id, state, due_at, message_key)
-            select p_group, id, 'delayed', deliver_after, message_key from taken where not due
-        ),
-        claimed as (
-            insert into {schema}.claim (id, group_id, host_id, pending)
-            select v_claim, p_group, p_host, ids.pending
-            from (
-                select case
-                    when max(id) - min(id) + 1 = count(*) then int8multirange(int8range(min(id), max(id), '[]'))
-                    else range_agg(int8range(id, id, '[]')) end as pending
-                from taken where due
-            ) as ids
-            where ids.pending is not null
+            select p_group, id, 'delayed', deliver_after, message_key from taken where is_plain and not is_due
         )
-        select 1::smallint, null::text, null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
-            m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
-            0, false, false
-        from (
-            select h.id, h.message_key, h.compaction_rank, h.routing_key, h.headers, h.content_type, h.payload, h.created_at
-            from reach, {schema}.log_between_{stream_id}(v_cursor, reach.id) h
-            union all
-            select l.id, l.message_key, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload, l.created_at from late l
-        ) as m join taken t on t.id = m.id and t.due;
-        select claimed into v_frontier from {schema}.cursor where group_id = p_group;
+        -- All, and no hole: what a later statement sees in between may be more.
+        select (select id from reach), (select id from reach) - v_cursor = count(*) filter (where is_plain and is_due),
+            array_agg(id) filter (where is_plain and is_due), array_agg(id) filter (where is_late),
+            array_agg(id) filter (where not is_plain), array_agg(message_key) filter (where not is_plain),
+            array_agg(lane) filter (where not is_plain), array_agg(mode) filter (where not is_plain),
+            array_agg(compacted) filter (where not is_plain),
+            array_agg(case when not is_due then deliver_after end) filter (where not is_plain)
+        into v_frontier, v_is_all, v_run, v_late, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes, v_keyed_compacted, v_keyed_due
+        from taken;
+
+        if v_keyed_ids is not null then
+            v_keyed_run := {schema}.lease_fresh_{stream_id}(p_group, p_host, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes,
+                v_keyed_compacted, v_keyed_due, p_full_keys, p_full_lanes, p_lane_max);
+            v_run := v_run || v_keyed_run;
+        end if;
+        if v_run is not null then
+            insert into {schema}.claim (id, group_id, host_id, pending)
+            select v_claim, p_group, p_host, case
+                when max(id) - min(id) + 1 = count(*) then int8multirange(int8range(min(id), max(id), '[]'))
+                else range_agg(int8range(id, id, '[]')) end
+            from unnest(v_run) as id having count(*) > 0;
+        end if;
     end if;
 
-    if p_want_retries > 0 then
-        select array_agg(message_id) into v_due from (
-            select message_id from {schema}.exception
-            where group_id = p_group and state in ('waiting', 'delayed') and due_at <= clock_timestamp()
-            order by due_at limit p_want_retries for update skip locked
-        ) as due;
+    if v_held_keys <> '{}' then
+        perform {schema}.release_keys(p_group, p_host, array_agg(message_key), array_agg(lane))
+        from (
+            select * from unnest(v_held_keys, v_held_lanes) as k (message_key, lane)
+            except
+            select message_key, lane from {schema}.exception
+            where group_id = p_group and message_id = any (v_exceptions) and message_key is not null
+            except
+            select message_key, lane from unnest(v_keyed_ids, v_keyed_keys, v_keyed_lanes) as f (id, message_key, lane)
+            where id = any (v_keyed_run)
+        ) as idle;
     end if;
-    if v_due is not null then
+    if v_held_keys <> '{}' or v_keyed_ids is not null then
+        perform set_config('synchronous_commit', v_durable, true);
+        with gone as (                          -- told with the delivery that comes now
+            delete from {schema}.skipped_versions s using (
+                select message_key from unnest(v_keyed_ids, v_keyed_keys, v_keyed_compacted) as f (id, message_key, compacted)
+                where compacted and id = any (v_keyed_run)
+                union
+                select message_key from {schema}.exception
+                where group_id = p_group and message_id = any (v_exceptions) and compaction_rank is not null
+            ) as k
+            where s.group_id = p_group and s.message_key = k.message_key
+            returning s.message_key, s.versions
+        )
+        select array_agg(message_key), array_agg(versions) into v_skip_keys, v_skip_versions from gone;
+    end if;
+
+    if v_is_all and v_late is null and v_run is not null then
+        return query
+        select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
+            m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
+            0, false, false, 'parallel', m.lane, 0::bigint, null::bigint
+        from {schema}.log_between_{stream_id}(v_cursor, v_frontier) m;
+    elsif v_run is not null then
+        return query
+        select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
+            m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
+            0, false, false, least(m.concurrency, p_override)::text, m.lane, coalesce(s.versions, 0), case
+                when p_marks_gaps and m.concurrency = 'ordered' then {schema}.gap_since(p_group, m.message_key, m.id) end
+        from (
+            select * from {schema}.log_between_{stream_id}(v_cursor, v_frontier)
+            union all
+            select * from {schema}.log_rows_{stream_id}(v_late) where v_late is not null
+        ) as m
+        join unnest(v_run) as r (id) on r.id = m.id
+        left join unnest(v_skip_keys, v_skip_versions) as s (message_key, versions)
+            on m.compaction_rank is not null and s.message_key = m.message_key;
+    end if;
+
+    if v_exceptions <> '{}' then
         return query
         with due as materialized (              -- each with its message, from the log or from its dead letter's copy
-            select e.message_id, e.message_key, e.failures, e.dead_letter_id, e.replay, e.concurrency, e.last_digest,
+            select e.message_id, e.message_key, e.failures, e.dead_letter_id, e.replay, e.concurrency, e.lane, e.skipped, e.last_digest,
                 l.id is not null or d.id is not null as is_there, coalesce(l.compaction_rank, d.compaction_rank) as compaction_rank,
                 coalesce(l.routing_key, d.routing_key) as routing_key, coalesce(l.headers, d.headers) as headers,
                 coalesce(l.content_type, d.content_type) as content_type, coalesce(l.payload, d.payload) as payload,
                 coalesce(l.created_at, d.produced_at) as produced_at
             from {schema}.exception e
-            left join {schema}.log_rows_{stream_id}(v_due) l on l.id = e.message_id
+            left join {schema}.log_rows_{stream_id}(v_exceptions) l on l.id = e.message_id
             left join {schema}.dead_letter d on d.id = e.dead_letter_id
-            where e.group_id = p_group and e.message_id = any (v_due)
-        ),
-        taken as (
-            update {schema}.exception e
-            set state = 'running', due_at = null, host_id = p_host, claim_id = v_claim
-            from due where e.group_id = p_group and e.message_id = due.message_id and due.is_there
+            where e.group_id = p_group and e.message_id = any (v_exceptions)
         ),
         vanished as (                           -- somebody removed the message by hand: it ends, and says so
             delete from {schema}.exception e using due
@@ -256,21 +380,24 @@ begin
         ),
         dead as (
             insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, digest, message_key,
-                concurrency, produced_at)
+                lane, concurrency, produced_at)
             select p_group, {stream_id}, message_id, failures, 'host', 'the message is no longer in the log, so it cannot be delivered again',
-                last_digest, message_key, concurrency, clock_timestamp()
+                last_digest, message_key, lane, concurrency, clock_timestamp()
             from due where not is_there
             on conflict on constraint dead_letter_once do nothing
         )
-        select 2::smallint, null::text, null::bigint[], null::bigint, v_claim, t.message_id, t.message_key, t.compaction_rank,
-            t.routing_key, t.headers::text, t.content_type, t.payload, (extract(epoch from t.produced_at) * 1000)::bigint, t.failures,
-            t.dead_letter_id is not null, t.replay
-        from due t where t.is_there
-        order by t.message_id;
+        select 2::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, t.message_id, t.message_key,
+            t.compaction_rank, t.routing_key, t.headers::text, t.content_type, t.payload,
+            (extract(epoch from t.produced_at) * 1000)::bigint, t.failures, t.dead_letter_id is not null, t.replay,
+            t.concurrency::text, t.lane, t.skipped + coalesce(s.versions, 0), case
+                when p_marks_gaps and t.concurrency = 'ordered' then {schema}.gap_since(p_group, t.message_key, t.message_id) end
+        from due t
+        left join unnest(v_skip_keys, v_skip_versions) as s (message_key, versions)
+            on t.compaction_rank is not null and s.message_key = t.message_key
+        where t.is_there;
     end if;
 
-    return query select 0::smallint, v_note, coalesce(v_settled, '{}'), v_frontier, null::bigint, v_cursor, null, null::bigint,
-        null, null, null, null::bytea, null::bigint, null::integer, null::boolean, null::boolean;
+    return query select * from {schema}.turn_note(v_note, v_settled, v_ran, v_frontier, v_cursor);
 end
 $$;
 

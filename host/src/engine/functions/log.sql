@@ -9,7 +9,7 @@
 -- copied at each step of a plan, so it is read last. Index: message_log primary key.
 create or replace function {schema}.log_heads_{stream_id}(p_after bigint, p_want integer)
 returns table (id bigint, created_at timestamptz, deliver_after timestamptz, message_key text, routing_key text, headers jsonb,
-    payload_bytes integer)
+    payload_bytes integer, concurrency {schema}.concurrency, compaction_rank bigint, lane smallint)
 language plpgsql stable rows 250 set plan_cache_mode = force_custom_plan
 as $$
 #variable_conflict use_column
@@ -27,7 +27,8 @@ begin
         order by lower_id
     loop
         return query
-        select id, created_at, deliver_after, message_key, routing_key, headers, coalesce(octet_length(payload), 0)
+        select id, created_at, deliver_after, message_key, routing_key, headers, coalesce(octet_length(payload), 0),
+            concurrency, compaction_rank, lane
         from {schema}.message_log_{stream_id}
         where id > p_after and id >= v_part.lower_id and id < v_part.upper_id order by id limit v_left;
         get diagnostics v_rows = row_count;

@@ -1,8 +1,8 @@
 -- Produce to one stream. Installed by `engine::functions` for every stream; called through produce_batch.
 -- Runs as its owner, so EXECUTE on it is all a producer needs.
 --
--- Order of locking: the stream (shared), then idempotency keys (sorted). Everybody takes them in this order, so two
--- calls cannot deadlock.
+-- Order of locking: the stream (shared), idempotency keys (sorted), ordered keys (sorted by lock), heads (sorted by key).
+-- Everybody takes them in this order, so two calls cannot deadlock. Several calls of one transaction can, and get 40P01.
 create or replace function {schema}.produce_{stream_id}(
     p_payloads bytea[],
     p_keys text[],
@@ -23,6 +23,10 @@ declare
     v_count integer := cardinality(p_payloads);
     v_last bigint;
     v_edge bigint;
+    v_modes {schema}.concurrency[];             -- null: every message is parallel and not compacted
+    v_ranks bigint[];
+    v_lanes smallint[];
+    v_is_once boolean := p_idempotency_keys is not null and array_remove(p_idempotency_keys, null) <> '{}';
 begin
     select * into v_stream from {schema}.stream where id = {stream_id};
     perform {schema}.check_batch(v_stream.max_payload_bytes, p_payloads, p_keys, p_concurrencies, p_compactions, p_ranks,
@@ -47,7 +51,12 @@ begin
         perform {schema}.extend_log({stream_id}, (8 + v_count / v_stream.partition_rows)::integer);
     end if;
 
-    if p_idempotency_keys is null or array_remove(p_idempotency_keys, null) = '{}' then
+    if array_remove(p_keys, null) <> '{}' then
+        select modes, ranks, lanes into v_modes, v_ranks, v_lanes
+        from {schema}.key_modes({stream_id}, p_keys, p_concurrencies, p_compactions, p_ranks);
+    end if;
+
+    if v_modes is null and not v_is_once then
         return query
         with stored as (
             insert into {schema}.message_log_{stream_id}
@@ -58,17 +67,22 @@ begin
         )
         select (row_number() over (order by id))::integer, id, false, false from stored;
     else
-        return query select * from {schema}.produce_once_{stream_id}(p_payloads, p_keys, p_ranks, p_idempotency_keys,
-            p_routing_keys, p_headers, p_content_types, p_deliver_afters, v_stream.idempotency_ttl_ms);
+        return query select * from {schema}.produce_chosen_{stream_id}(p_payloads, p_keys, v_modes, v_ranks, v_lanes, p_ranks,
+            case when v_is_once then p_idempotency_keys end, p_routing_keys, p_headers, p_content_types, p_deliver_afters,
+            v_stream.idempotency_ttl_ms);
     end if;
 end
 $$;
 
--- The same for a batch in which callers gave idempotency keys: only what is new is stored.
-create or replace function {schema}.produce_once_{stream_id}(
+-- The same for a batch in which callers gave idempotency keys, or key modes hold: only what is new is stored, and only
+-- once its keys are locked.
+create or replace function {schema}.produce_chosen_{stream_id}(
     p_payloads bytea[],
     p_keys text[],
-    p_ranks bigint[],
+    p_modes {schema}.concurrency[],
+    p_ranks bigint[],                           -- null where not compacted
+    p_lanes smallint[],
+    p_asked_ranks bigint[],                     -- as the caller gave them
     p_idempotency_keys text[],
     p_routing_keys text[],
     p_headers jsonb[],
@@ -80,30 +94,114 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_void timestamptz := clock_timestamp() - p_ttl_ms * interval '1 ms';
     v_uuids uuid[];
+    v_ordinals bigint[];                        -- what is to be stored, and under which ids
+    v_ids bigint[];
+    v_lost bigint[];                            -- ids of versions that are not their key's winner
+    v_is_ordered boolean := coalesce(p_modes @> array['ordered'::{schema}.concurrency], false);
+begin
+    if p_idempotency_keys is null then
+        select array_agg(o order by o) into v_ordinals from generate_series(1::bigint, cardinality(p_payloads)) as o;
+    else
+        select array_agg({schema}.idempotency_uuid(once) order by ordinal) into v_uuids
+        from unnest(p_idempotency_keys) with ordinality as m(once, ordinal);
+        select ordinals, ids into v_ordinals, v_ids
+        from {schema}.claim_idempotency_{stream_id}(p_payloads, p_keys, p_asked_ranks, p_idempotency_keys, v_uuids,
+            clock_timestamp() - p_ttl_ms * interval '1 ms', not v_is_ordered);
+    end if;
+
+    -- For one ordered key, id order is commit order: its id is drawn under its lock.
+    if v_is_ordered then
+        perform {schema}.lock_ordered_keys({stream_id}, array_agg(m.lane || ':' || m.key))
+        from unnest(p_keys, p_modes, p_lanes) with ordinality as m(key, mode, lane, ordinal)
+        where m.mode = 'ordered' and m.ordinal = any (v_ordinals);
+    end if;
+    if v_ids is null and v_ordinals is not null then
+        select array_agg(id order by ordinal) into v_ids
+        from (
+            select ordinal, nextval('{schema_text}.message_log_{stream_id}_id') as id
+            from (select o as ordinal from unnest(v_ordinals) as o order by o) as n
+        ) as drawn;
+        if v_uuids is not null then
+            update {schema}.idempotency_key_{stream_id} k set message_id = n.id
+            from unnest(v_ordinals, v_ids) as n(ordinal, id)
+            join unnest(v_uuids) with ordinality as u(uuid, ordinal) using (ordinal)
+            where k.key = u.uuid;
+        end if;
+    end if;
+
+    insert into {schema}.message_log_{stream_id} (id, payload, message_key, concurrency, compaction_rank, lane, routing_key,
+        headers, content_type, deliver_after)
+    select n.id, m.payload, m.key, coalesce(m.mode, 'parallel'), m.rank, coalesce(m.lane, 0), m.routing_key, m.headers,
+        m.content_type, m.deliver_after
+    from unnest(v_ordinals, v_ids) as n(ordinal, id)
+    join unnest(p_payloads, p_keys, p_modes, p_ranks, p_lanes, p_routing_keys, p_headers, p_content_types, p_deliver_afters)
+        with ordinality as m(payload, key, mode, rank, lane, routing_key, headers, content_type, deliver_after, ordinal)
+        using (ordinal)
+    order by n.id;
+
+    if p_ranks is not null then
+        with version as materialized (
+            select m.key, m.rank, n.id, row_number() over (partition by m.key order by m.rank desc, n.id desc) as place
+            from unnest(v_ordinals, v_ids) as n(ordinal, id)
+            join unnest(p_keys, p_ranks) with ordinality as m(key, rank, ordinal) using (ordinal)
+            where m.rank is not null
+        ),
+        winner as (                             -- waits here for an open transaction that produced to the key
+            insert into {schema}.compaction_head_{stream_id} as h (message_key, message_id, rank)
+            select key, id, rank from version where place = 1 order by key collate "C"
+            on conflict (message_key) do update set message_id = excluded.message_id, rank = excluded.rank
+                where (excluded.rank, excluded.message_id) > (h.rank, h.message_id)
+            returning message_id
+        )
+        select array_agg(id) into v_lost from version where id not in (select message_id from winner);
+    end if;
+
+    return query
+    select m.ordinal::integer, coalesce(n.id, k.message_id), n.id is null, coalesce(n.id = any (v_lost), false)
+    from unnest(p_payloads, v_uuids) with ordinality as m(payload, uuid, ordinal)
+    left join unnest(v_ordinals, v_ids) as n(ordinal, id) on n.ordinal = m.ordinal
+    left join {schema}.idempotency_key_{stream_id} k on k.key = m.uuid and n.id is null
+    order by m.ordinal;
+end
+$$;
+
+-- Takes the idempotency keys of a batch that are not remembered, and answers which messages are new: the first of each
+-- such key, and everything without one. With p_draws they get their ids here, else 0 for now. Fails where a remembered key
+-- came with another message.
+create or replace function {schema}.claim_idempotency_{stream_id}(
+    p_payloads bytea[],
+    p_keys text[],
+    p_ranks bigint[],
+    p_idempotency_keys text[],
+    p_uuids uuid[],
+    p_void timestamptz,                         -- what is older is forgotten
+    p_draws boolean
+) returns table (ordinals bigint[], ids bigint[])
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
     v_prints bytea[];
-    v_ordinals integer[];                       -- what was stored, and under which ids
+    v_ordinals bigint[];
     v_ids bigint[];
     v_conflict text;
 begin
-    select array_agg({schema}.idempotency_uuid(once) order by ordinal),
-        array_agg(case when once is not null then {schema}.message_fingerprint(payload, key, rank) end order by ordinal)
-    into v_uuids, v_prints
-    from unnest(p_payloads, p_keys, p_ranks, p_idempotency_keys) with ordinality as m(payload, key, rank, once, ordinal);
+    select array_agg(case when uuid is not null then {schema}.message_fingerprint(payload, key, rank) end order by ordinal)
+    into v_prints
+    from unnest(p_payloads, p_keys, p_ranks, p_uuids) with ordinality as m(payload, key, rank, uuid, ordinal);
 
     with given as materialized (
         select m.*, row_number() over (partition by uuid order by ordinal) as turn
-        from unnest(p_payloads, p_keys, p_routing_keys, p_headers, p_content_types, p_deliver_afters, v_uuids, v_prints)
-            with ordinality as m(payload, key, routing_key, headers, content_type, deliver_after, uuid, print, ordinal)
+        from unnest(p_uuids, v_prints) with ordinality as m(uuid, print, ordinal)
     ),
-    -- The first of each key that is not remembered, and everything without a key. Only these draw ids.
+    -- Only these draw ids.
     drawn as materialized (
-        select ordinal, uuid, print, nextval('{schema_text}.message_log_{stream_id}_id') as id
+        select ordinal, uuid, print, case when p_draws then nextval('{schema_text}.message_log_{stream_id}_id') else 0 end as id
         from (
             select ordinal, uuid, print from given
             where uuid is null or (turn = 1 and not exists (
-                select from {schema}.idempotency_key_{stream_id} i where i.key = uuid and i.created_at >= v_void))
+                select from {schema}.idempotency_key_{stream_id} i where i.key = uuid and i.created_at >= p_void))
             order by ordinal
         ) as fresh
     ),
@@ -114,23 +212,15 @@ begin
         select uuid, id, print from drawn where uuid is not null order by uuid
         on conflict (key) do update
             set message_id = excluded.message_id, fingerprint = excluded.fingerprint, created_at = excluded.created_at
-            where k.created_at < v_void
+            where k.created_at < p_void
         returning k.key
-    ),
-    stored as (
-        insert into {schema}.message_log_{stream_id}
-            (id, payload, message_key, routing_key, headers, content_type, deliver_after)
-        select d.id, g.payload, g.key, g.routing_key, g.headers, g.content_type, g.deliver_after
-        from drawn d join given g using (ordinal)
-        where d.uuid is null or d.uuid in (select key from won)
-        order by d.id
     )
     select array_agg(d.ordinal order by d.ordinal), array_agg(d.id order by d.ordinal) into v_ordinals, v_ids
     from drawn d where d.uuid is null or d.uuid in (select key from won);
 
     -- Unnested, not subscripted: an array of the caller's need not start at 1.
     select left(g.once, 200) into v_conflict
-    from unnest(v_uuids, v_prints, p_idempotency_keys) with ordinality as g(uuid, print, once, ordinal)
+    from unnest(p_uuids, v_prints, p_idempotency_keys) with ordinality as g(uuid, print, once, ordinal)
     join {schema}.idempotency_key_{stream_id} k on k.key = g.uuid
     where k.fingerprint <> g.print
     order by ordinal limit 1;
@@ -139,14 +229,9 @@ begin
             using errcode = 'MS007',
                 hint = 'The same key must come with the same payload, key and rank; give a new message a new key.';
     end if;
-
-    return query
-    select g.ordinal::integer, coalesce(k.message_id, n.id), k.message_id is distinct from n.id and g.uuid is not null, false
-    from unnest(v_uuids) with ordinality as g(uuid, ordinal)
-    left join unnest(v_ordinals, v_ids) as n(ordinal, id) on n.ordinal = g.ordinal
-    left join {schema}.idempotency_key_{stream_id} k on k.key = g.uuid
-    order by g.ordinal;
+    return query select v_ordinals, case when p_draws then v_ids end;
 end
 $$;
 revoke all on function {schema}.produce_{stream_id}(bytea[], text[], text[], boolean[], bigint[], text[], text[], jsonb[], text[], timestamptz[]) from public;
-revoke all on function {schema}.produce_once_{stream_id}(bytea[], text[], bigint[], text[], text[], jsonb[], text[], timestamptz[], bigint) from public;
+revoke all on function {schema}.produce_chosen_{stream_id}(bytea[], text[], {schema}.concurrency[], bigint[], smallint[], bigint[], text[], text[], jsonb[], text[], timestamptz[], bigint) from public;
+revoke all on function {schema}.claim_idempotency_{stream_id}(bytea[], text[], bigint[], text[], uuid[], timestamptz, boolean) from public;

@@ -9,9 +9,9 @@
 -- Errors (class MS):
 --   MS001 unknown stream                      MS006 negative rank
 --   MS002 a key mode without a key            MS007 idempotency conflict
---   MS003 key empty or over 1 KiB             MS008 key modes are not available in this version
---   MS004 payload over max_payload            MS009 arrays of a batch differ in length, or too many rows
---   MS005 impossible combination              MS010 headers or attributes out of bounds
+--   MS003 key empty or over 1 KiB             MS009 arrays of a batch differ in length, or too many rows
+--   MS004 payload over max_payload            MS010 headers or attributes out of bounds
+--   MS005 impossible combination
 
 -- Any string as a uuid: a uuid in its usual 36 characters verbatim, anything else as a version 8 uuid (RFC 9562) of its
 -- sha256. Version 5 would need SHA-1, which Postgres has only in extensions. One expression, not STRICT, and STABLE as
@@ -158,13 +158,6 @@ begin
             raise exception 'message % asks for a key mode and has no key', v_item
                 using errcode = 'MS002', hint = 'Give it a key, or leave concurrency and compaction out.';
         end if;
-        select o into v_item
-        from unnest(p_payloads, p_concurrencies, p_compactions) with ordinality as g(p, c, z, o)
-        where c <> 'parallel' or z limit 1;
-        if v_item is not null then
-            raise exception 'message % asks for a key mode, which this version does not offer', v_item
-                using errcode = 'MS008', hint = 'Leave concurrency and compaction out until message keys are available.';
-        end if;
     end if;
 
     if p_ranks is not null then
@@ -174,8 +167,8 @@ begin
                 using errcode = 'MS006', hint = 'A rank is 0 or more; the highest wins.';
         end if;
         select o into v_item
-        from unnest(p_payloads, p_ranks, p_compactions) with ordinality as g(p, x, z, o)
-        where x is not null and z is not true limit 1;
+        from unnest(p_payloads, p_ranks, p_keys, p_compactions) with ordinality as g(p, x, k, z, o)
+        where x is not null and (k is null or not z) limit 1;
         if v_item is not null then
             raise exception 'message % has a rank and no compaction', v_item
                 using errcode = 'MS005', hint = 'A rank picks the winner of a compacted key; leave it out, or ask for compaction.';
@@ -204,6 +197,105 @@ begin
     end if;
 end
 $$;
+
+-- What holds for each message of a batch: its option, else the stream's first key rule that matches its key. Null arrays:
+-- every message is parallel and not compacted.
+create or replace function {schema}.key_modes(
+    p_stream integer,
+    p_keys text[],
+    p_concurrencies text[],
+    p_compactions boolean[],
+    p_ranks bigint[]
+) returns table (modes {schema}.concurrency[], ranks bigint[], lanes smallint[])
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_modes {schema}.concurrency[];
+    v_ranks bigint[];
+    v_lanes smallint[];
+    v_is_plain boolean;
+    v_item bigint;
+begin
+    if coalesce(array_remove(p_concurrencies, null), '{}') = '{}' and coalesce(array_remove(p_compactions, null), '{}') = '{}'
+        and coalesce(array_remove(p_ranks, null), '{}') = '{}'
+        and not exists (select from {schema}.key_rule where stream_id = p_stream)
+    then
+        return query select null::{schema}.concurrency[], null::bigint[], null::smallint[];
+        return;
+    end if;
+    select array_agg(mode order by ordinal), array_agg(rank order by ordinal), array_agg(lane order by ordinal),
+        bool_and(mode = 'parallel' and rank is null), min(ordinal) filter (where asked is not null and rank is null)
+    into v_modes, v_ranks, v_lanes, v_is_plain, v_item
+    from (
+        select ordinal, asked, mode, rank,
+            -- A key's versions stay in one lane. Random, so that a hot key's producers do not wait for each other either.
+            case when mode <> 'parallel' and rank is null and shards > 1 then floor(random() * shards)::smallint else 0::smallint end
+                as lane
+        from (
+            select m.ordinal, m.rank as asked, r.shards,
+                case when m.key is null then 'parallel'
+                    else coalesce(m.concurrency::{schema}.concurrency, r.concurrency, 'parallel') end as mode,
+                case when m.key is not null and coalesce(m.compaction, r.compaction, false) then coalesce(m.rank, 0) end as rank
+            from unnest(p_keys, p_concurrencies, p_compactions, p_ranks) with ordinality as m(key, concurrency, compaction, rank, ordinal)
+            left join lateral (
+                select * from {schema}.key_rule where stream_id = p_stream and m.key like pattern order by key_rule.ordinal limit 1
+            ) as r on m.key is not null
+        ) as resolved
+    ) as modes;
+    if v_item is not null then
+        raise exception 'message % has a rank and no compaction', v_item
+            using errcode = 'MS005', hint = 'A rank picks the winner of a compacted key; leave it out, or ask for compaction.';
+    end if;
+    if v_is_plain then
+        v_modes := null;
+    end if;
+    return query select v_modes, case when array_remove(v_ranks, null) <> '{}' then v_ranks end, v_lanes;
+end
+$$;
+revoke all on function {schema}.key_modes(integer, text[], text[], boolean[], bigint[]) from public;
+
+-- Locks ordered keys (each with its lane) to the end of the transaction, so that for one key id order is commit order.
+-- The lock table is shared by the whole cluster: a transaction takes at most 64 such locks. One with more keys takes the
+-- stream's ordered lock for itself, which the others share. It waits for that one in short turns: whoever waits longer
+-- would, behind one producer that keeps its transaction open, stop all the others.
+create or replace function {schema}.lock_ordered_keys(p_stream integer, p_keys text[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_locks bigint[];
+    v_lock bigint;
+    v_held integer := coalesce(nullif(current_setting('millstream.key_locks', true), ''), '0')::integer;
+    v_since timestamptz := clock_timestamp();
+    v_patience interval := current_setting('lock_timeout')::interval;
+begin
+    select array_agg(distinct hashtextextended(k, {lock_class}::bigint << 32 | p_stream)) into v_locks from unnest(p_keys) as k;
+    if v_locks is null then
+        return;
+    end if;
+    perform set_config('millstream.key_locks', (v_held + cardinality(v_locks))::text, true);
+    if v_held + cardinality(v_locks) <= 64 then
+        perform pg_advisory_xact_lock_shared({lock_class} + 5, p_stream);
+        foreach v_lock in array v_locks loop    -- sorted by `distinct`
+            perform pg_advisory_xact_lock(v_lock);
+        end loop;
+        return;
+    end if;
+    loop
+        begin
+            perform set_config('lock_timeout', '20ms', true);
+            perform pg_advisory_xact_lock({lock_class} + 5, p_stream);
+            perform set_config('lock_timeout', extract(epoch from v_patience) * 1000 || 'ms', true);
+            return;
+        exception when lock_not_available then
+            if v_patience > interval '0' and clock_timestamp() - v_since >= v_patience then
+                raise;
+            end if;
+        end;
+        perform pg_sleep(0.1);
+    end loop;
+end
+$$;
+revoke all on function {schema}.lock_ordered_keys(integer, text[]) from public;
 
 -- Produces a batch in the caller's transaction, in array order. Arrays may be null (nothing given), else as long as
 -- p_payloads. One row per message, in order; a duplicate answers the first id.
@@ -319,7 +411,14 @@ begin
         cross join lateral (
             select exists (select from {schema}.cursor_gap where group_id = g.id) as gap,
                 exists (select from {schema}.exception
-                    where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp()) as due,
+                    where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp())
+                or exists (                     -- a key that is ready; a resting one only with something to bury
+                    select from {schema}.message_key_lease l
+                    where group_id = g.id and host_id is null and blocked_by is null and paused_at is null
+                        and (not rests or exists (
+                            select from {schema}.exception e
+                            where e.group_id = g.id and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')))
+                    as due,
                 pg_sequence_last_value(format('{schema_format}.message_log_%s_id', g.stream_id)::regclass) > c.claimed as drawn
         ) as w
         where g.id = any (p_groups) and g.paused_at is null and (w.due or w.gap or w.drawn)

@@ -1,0 +1,315 @@
+-- Message keys inside a turn: who may run what of a key. Installed by `engine::functions` for every stream; called by the
+-- turn in functions/claim.sql, which holds the group's advisory lock. The states of a key stand at message_key_lease in
+-- the migrations.
+--
+-- One message of a key at a time holds because one host has the key, and that host runs its messages one by one. Order
+-- holds because a message goes into a host's queue only when nothing of its key is deferred; else it is deferred itself.
+
+-- Takes what is deferred behind keys that this host has and that have nothing left to run here: the oldest first, at most
+-- p_lane_max of a key, p_want in all. Versions that lost to a newer one end here. What a host died with, and what is
+-- compacted, is taken alone: the first, so that a message that kills hosts costs those behind it no attempt; the second,
+-- so that the newest version is looked up when the one before has ended. An ordered head whose time has not come blocks
+-- its key. Index: exception_deferred.
+create or replace function {schema}.take_deferred_{stream_id}(
+    p_group integer,
+    p_host bigint,
+    p_claim bigint,
+    p_keys text[],
+    p_lanes smallint[],
+    p_lane_max integer,
+    p_want integer
+) returns bigint[]
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_taken bigint[];
+    v_lost bigint[];
+begin
+    with queue as materialized (
+        select e.*, e.failures > 0 or e.compaction_rank is not null as is_alone,
+            coalesce(e.due_at <= clock_timestamp(), true) as is_due,
+            (e.compaction_rank is not null and e.message_id <> (
+                select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = e.message_key)) is true as is_lost
+        from unnest(p_keys, p_lanes) as k (message_key, lane)
+        join {schema}.message_key_lease l
+            on l.group_id = p_group and l.message_key = k.message_key and l.lane = k.lane and l.host_id = p_host and l.paused_at is null
+        cross join lateral (
+            select message_id, message_key, lane, due_at, failures, compaction_rank from {schema}.exception
+            where group_id = p_group and message_key = k.message_key and lane = k.lane and state = 'deferred'
+            order by message_id limit p_lane_max + 1
+        ) as e
+    ),
+    live as materialized (
+        select *, row_number() over line as place,
+            not is_due or row_number() over line > 1 and (is_alone or lag(is_alone) over line) as is_end
+        from queue where not is_lost
+        window line as (partition by message_key, lane order by message_id)
+    ),
+    taken as materialized (
+        select message_id from (
+            select message_id, place, bool_or(is_end) over (partition by message_key, lane order by message_id) as is_behind from live
+        ) as l
+        where not is_behind and place <= p_lane_max
+        order by place, message_id limit p_want
+    ),
+    running as (
+        update {schema}.exception e set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
+        from taken t where e.group_id = p_group and e.message_id = t.message_id
+    ),
+    waits as (                                  -- only an ordered one is deferred with a time
+        update {schema}.exception e set state = 'delayed'
+        from live l where l.place = 1 and not l.is_due and e.group_id = p_group and e.message_id = l.message_id
+    ),
+    blocked as (
+        update {schema}.message_key_lease k set host_id = null, blocked_by = l.message_id, changed_at = clock_timestamp()
+        from live l
+        where l.place = 1 and not l.is_due and k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane
+    )
+    select (select array_agg(message_id) from taken), (select array_agg(message_id) from queue where is_lost) into v_taken, v_lost;
+    if v_lost is not null then
+        perform {schema}.pass_over(p_group, v_lost);
+    end if;
+    return coalesce(v_taken, '{}');
+end
+$$;
+
+-- Takes retries and delayed messages that are due. An exclusive one needs its key: it leases it, or is deferred behind
+-- it and, being the oldest, runs next. An ordered one blocks its key, which this host then has. A version that has lost
+-- meanwhile ends here. Index: exception_due.
+create or replace function {schema}.take_due_{stream_id}(p_group integer, p_host bigint, p_claim bigint, p_want integer)
+returns bigint[]
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_due bigint[];
+    v_keyed boolean;
+    v_lost bigint[];
+    v_deferred bigint[];
+begin
+    select array_agg(message_id), bool_or(concurrency <> 'parallel' or compaction_rank is not null) into v_due, v_keyed
+    from (
+        select message_id, concurrency, compaction_rank from {schema}.exception
+        where group_id = p_group and state in ('waiting', 'delayed') and due_at <= clock_timestamp()
+        order by due_at limit p_want for update skip locked
+    ) as due;
+    if v_due is null then
+        return '{}';
+    end if;
+    if v_keyed then
+        select array_agg(e.message_id) into v_lost
+        from {schema}.exception e
+        where e.group_id = p_group and e.message_id = any (v_due) and e.compaction_rank is not null and e.message_id <> (
+            select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = e.message_key);
+        if v_lost is not null then
+            perform {schema}.pass_over(p_group, v_lost);
+        end if;
+        with due as materialized (
+            select e.message_id, e.message_key, e.lane, l.message_key is not null as is_leased,
+                l.blocked_by is not distinct from e.message_id and l.paused_at is null as is_head,
+                row_number() over (partition by e.message_key, e.lane order by e.message_id) as place
+            from {schema}.exception e
+            left join lateral (
+                select * from {schema}.message_key_lease
+                where group_id = p_group and message_key = e.message_key and lane = e.lane
+            ) as l on true
+            where e.group_id = p_group and e.message_id = any (v_due) and e.concurrency <> 'parallel'
+        ),
+        leased as (
+            insert into {schema}.message_key_lease (group_id, message_key, lane, host_id)
+            select p_group, message_key, lane, p_host from due where not is_leased and place = 1
+        ),
+        taken_over as (
+            update {schema}.message_key_lease l set host_id = p_host, blocked_by = null, changed_at = clock_timestamp()
+            from due d where d.is_leased and d.is_head and l.group_id = p_group and l.message_key = d.message_key and l.lane = d.lane
+        ),
+        unblocked as (                          -- a paused key: its head waits with the others
+            update {schema}.message_key_lease l set blocked_by = null, changed_at = clock_timestamp()
+            from due d
+            where l.group_id = p_group and l.message_key = d.message_key and l.lane = d.lane and l.blocked_by = d.message_id
+                and not d.is_head
+        ),
+        deferred as (
+            update {schema}.exception e set state = 'deferred', due_at = null
+            from due d
+            where e.group_id = p_group and e.message_id = d.message_id
+                and case when d.is_leased then not d.is_head else d.place > 1 end
+            returning e.message_id
+        )
+        select array_agg(message_id) into v_deferred from deferred;
+    end if;
+    with taken as (
+        update {schema}.exception e set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
+        where e.group_id = p_group and e.message_id = any (v_due) and e.state in ('waiting', 'delayed')
+        returning e.message_id
+    )
+    select coalesce(array_agg(message_id), '{}') into v_due from taken;
+    return v_due;
+end
+$$;
+
+-- What becomes of fresh messages that have a key mode or are compacted; answers those to run now. Per key, in id order:
+--   lost            a version that is not its key's winner ends here
+--   no key mode     runs
+--   key free        the first leases it for this host and runs, those behind it too, into this host's queue
+--   key ours        into this host's queue, unless that is full or something of the key is deferred
+--   else            deferred; and so is a version behind another message of its key, to be looked up when that has ended
+-- An ordered message whose time has not come blocks its key; others whose time has not come are delayed by themselves.
+create or replace function {schema}.lease_fresh_{stream_id}(
+    p_group integer,
+    p_host bigint,
+    p_ids bigint[],
+    p_keys text[],
+    p_lanes smallint[],
+    p_modes {schema}.concurrency[],
+    p_compacted boolean[],
+    p_due timestamptz[],                        -- null: now
+    p_full_keys text[],
+    p_full_lanes smallint[],
+    p_lane_max integer
+) returns bigint[]
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_lost bigint[];
+    v_run bigint[];
+begin
+    if p_compacted @> array[true] then
+        select array_agg(f.id) into v_lost
+        from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)
+        where f.compacted and f.id <> (
+            select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = f.message_key);
+        if v_lost is not null then
+            insert into {schema}.skipped_versions as s (group_id, message_key, versions)
+            select p_group, message_key, count(*) from unnest(p_ids, p_keys) as f (id, message_key)
+            where id = any (v_lost) group by message_key
+            on conflict (group_id, message_key) do update set versions = s.versions + excluded.versions;
+        end if;
+        -- A newer version replaces the one that is deferred, and unblocks a key that waits for an older one.
+        perform {schema}.pass_over(p_group, array_agg(e.message_id))
+        from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)
+        join {schema}.exception e on e.group_id = p_group and e.message_key = f.message_key and e.state = 'deferred'
+            and e.compaction_rank is not null
+        where f.compacted and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
+        perform {schema}.unblock_lost_{stream_id}(p_group, array_agg(f.message_key))
+        from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)
+        where f.compacted and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
+    end if;
+
+    with fresh as materialized (
+        select id, message_key, lane, mode, compacted, due, due is null as is_due
+        from unnest(p_ids, p_keys, p_lanes, p_modes, p_compacted, p_due) as f (id, message_key, lane, mode, compacted, due)
+        where v_lost is null or id <> all (v_lost)
+    ),
+    line as materialized (                      -- what is subject to its key
+        select *, row_number() over (partition by message_key, lane order by id) as place
+        from fresh where mode = 'ordered' or mode = 'exclusive' and is_due
+    ),
+    key as materialized (
+        select k.message_key, k.lane, l.message_key is not null as is_leased,
+            coalesce(l.host_id = p_host, false) and l.paused_at is null
+                and not exists (
+                    select from unnest(p_full_keys, p_full_lanes) as o (message_key, lane)
+                    where o.message_key = k.message_key and o.lane = k.lane)
+                and not exists (
+                    select from {schema}.exception e
+                    where e.group_id = p_group and e.message_key = k.message_key and e.lane = k.lane and e.state = 'deferred') as is_ours
+        from (select distinct message_key, lane from line) as k
+        left join lateral (
+            select * from {schema}.message_key_lease where group_id = p_group and message_key = k.message_key and lane = k.lane
+        ) as l on true
+    ),
+    judged as materialized (
+        select l.*, k.is_leased, bool_or(
+                k.is_leased and not k.is_ours or not l.is_due or l.place > p_lane_max
+                or l.compacted and (l.place > 1 or k.is_leased))
+            over (partition by l.message_key, l.lane order by l.place) as is_behind
+        from line l join key k using (message_key, lane)
+    ),
+    leased as (
+        insert into {schema}.message_key_lease (group_id, message_key, lane, host_id, blocked_by)
+        select p_group, message_key, lane, case when not is_behind then p_host end, case when is_behind then id end
+        from judged where place = 1 and not is_leased
+    ),
+    waiting as (
+        insert into {schema}.exception (group_id, message_id, state, due_at, message_key, lane, concurrency, compaction_rank)
+        select p_group, id, case when place = 1 and not is_leased then 'delayed' else 'deferred' end::{schema}.exception_state,
+            due, message_key, lane, mode, case when compacted then 0 end
+        from judged where is_behind
+        union all
+        select p_group, id, 'delayed', due, message_key, lane, mode, case when compacted then 0 end
+        from fresh where not is_due and mode <> 'ordered'
+    )
+    select coalesce(array_agg(id), '{}') into v_run
+    from (
+        select id from judged where not is_behind
+        union all
+        select id from fresh where mode = 'parallel' and is_due
+    ) as run;
+    return v_run;
+end
+$$;
+
+-- Unblocks keys that wait for a version that has lost: it ends, wherever it waits; as a dead letter it stays one.
+create or replace function {schema}.unblock_lost_{stream_id}(p_group integer, p_keys text[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_lost bigint[];
+begin
+    with blocked as materialized (
+        select l.message_key, l.lane, l.blocked_by
+        from {schema}.message_key_lease l
+        left join {schema}.exception e on e.group_id = p_group and e.message_id = l.blocked_by
+        left join {schema}.dead_letter d on d.group_id = p_group and d.message_id = l.blocked_by
+        where l.group_id = p_group and l.message_key = any (p_keys) and l.blocked_by is not null
+            and coalesce(e.compaction_rank, d.compaction_rank) is not null
+            and l.blocked_by <> (select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = l.message_key)
+    ),
+    ready as (
+        update {schema}.message_key_lease l set blocked_by = null, changed_at = clock_timestamp()
+        from blocked b where l.group_id = p_group and l.message_key = b.message_key and l.lane = b.lane
+    )
+    select array_agg(blocked_by) into v_lost from blocked;
+    if v_lost is not null then
+        perform {schema}.pass_over(p_group, v_lost);
+    end if;
+end
+$$;
+
+-- Buries what is deferred behind resting keys, in order, at most 500 messages a turn.
+create or replace function {schema}.bury_resting_{stream_id}(p_group integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_dying bigint[];
+begin
+    select array_agg(message_id) into v_dying
+    from (
+        select e.message_id
+        from {schema}.message_key_lease l
+        cross join lateral (
+            select message_id from {schema}.exception
+            where group_id = p_group and message_key = l.message_key and lane = l.lane and state = 'deferred'
+            order by message_id limit 500
+        ) as e
+        where l.group_id = p_group and l.host_id is null and l.blocked_by is null and l.paused_at is null and l.rests
+        order by e.message_id limit 500
+    ) as d;
+    if v_dying is null then
+        return;
+    end if;
+    with gone as (
+        delete from {schema}.exception where group_id = p_group and message_id = any (v_dying) returning *
+    )
+    insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, message_key, lane, concurrency,
+        compaction_rank, routing_key, headers, content_type, payload, produced_at)
+    select p_group, {stream_id}, g.message_id, g.failures, 'key_rests', 'an earlier message of its key is a dead letter, and the group says on_dead_letter = "rest"',
+        g.message_key, g.lane, g.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
+        coalesce(l.created_at, clock_timestamp())
+    from gone g left join {schema}.log_rows_{stream_id}(v_dying) l on l.id = g.message_id
+    order by g.message_id
+    on conflict on constraint dead_letter_once do update
+    set attempts = excluded.attempts, class = excluded.class, error = excluded.error, deaths = d.deaths + 1,
+        died_at = clock_timestamp(), redriven_at = null;
+end
+$$;

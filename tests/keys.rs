@@ -1,0 +1,257 @@
+//! Exclusive and ordered keys, each invariant of the semantics by its name.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use millstream::handler::{Concurrency, Finished, Handler, Handling, Message, NewMessage, Outcome};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{
+    engine::{Project, done, text},
+    keyed::{LIMIT, all_done, failed, keyed, steps, streams},
+    wait_for,
+};
+
+/// O1, O3, O7, O8. The head fails twice; those behind it wait, and then come in order, all at attempt 1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o1_an_ordered_key_waits_for_its_head_across_failures() {
+    let project = Project::declare(&streams("")).await;
+    let attempts = Arc::new(Mutex::new(HashMap::<String, Vec<u32>>::new()));
+    let noted = Arc::clone(&attempts);
+    let (trace, _, handler) = steps(move |payload, message| {
+        noted.lock().unwrap().entry(payload.to_owned()).or_default().push(message.attempt);
+        if payload == "a3" && message.attempt < 3 { failed() } else { done() }
+    });
+    let mut batch: Vec<_> = (0..200).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    batch.extend((0..50).map(|n| keyed("b", Concurrency::Ordered, &format!("b{n}"))));
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    host.drain().await;
+    trace.one_at_a_time("a");
+    trace.one_at_a_time("b");
+    let mut last: Vec<String> = Vec::new();
+    for noted in trace.all().into_iter().filter(|noted| noted.starts_with("-a")) {
+        if last.last() != Some(&noted) {
+            last.push(noted);
+        }
+    }
+    assert_eq!(last, (0..200).map(|n| format!("-a{n}")).collect::<Vec<_>>());
+    let attempts = attempts.lock().unwrap();
+    assert!(
+        attempts.iter().all(|(payload, seen)| *seen == if payload == "a3" { vec![1, 2, 3] } else { vec![1] }),
+        "{attempts:?}"
+    );
+}
+
+/// L1. A key without a mode changes nothing: all its messages run at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l1_a_key_without_a_mode_changes_nothing() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, stuck, handler) = steps(|_, _| done());
+    stuck.store(true, Relaxed);
+    let batch: Vec<_> = (0..16).map(|n| NewMessage { key: Some("k".into()), ..text(&n.to_string()) }).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("all of them run at once", LIMIT, async || trace.started() == 16).await;
+    assert_eq!(project.number("select count(*) from {schema}.message_key_lease").await, 0);
+    stuck.store(false, Relaxed);
+    all_done(&project).await;
+    host.drain().await;
+}
+
+/// L4. Keys are bytes: case, accents and lookalikes are other keys, and so is the same key in another group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l4_keys_that_only_look_alike_never_wait_for_each_other() {
+    let second = "[groups.second]\nstream = \"orders\"\nhandler = \"email.wasm\"";
+    let project = Project::declare(&streams(second)).await;
+    let (trace, stuck, handler) = steps(|_, _| done());
+    stuck.store(true, Relaxed);
+    let keys = ["straße", "STRASSE", "strasse", "e\u{301}", "é", " k", "k", "k ", "K"];
+    let batch: Vec<_> = keys.iter().map(|key| keyed(key, Concurrency::Ordered, key)).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", Arc::clone(&handler)), ("second", handler)]).await;
+    wait_for("all keys of both groups run at once", LIMIT, async || trace.started() == 2 * keys.len()).await;
+    stuck.store(false, Relaxed);
+    all_done(&project).await;
+    host.drain().await;
+}
+
+/// E1, E4. One at a time; a failed message leaves, its key goes on, and its retry takes its turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e4_an_exclusive_key_goes_on_while_a_failed_message_waits() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, _, handler) =
+        steps(|payload, message| if payload == "x0" && message.attempt == 1 { failed() } else { done() });
+    let batch: Vec<_> = (0..100).map(|n| keyed("x", Concurrency::Exclusive, &format!("x{n}"))).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    host.drain().await;
+    trace.one_at_a_time("x");
+    let ended = trace.ended();
+    assert_eq!(ended.len(), 101);
+    assert_eq!(ended[..2], ["x0", "x1"], "the key did not wait for the retry");
+    assert!(ended[2..].contains(&"x0".to_owned()));
+}
+
+/// E5. A key that is stuck and deep takes no slot from others and hides nothing behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e5_a_stuck_deep_key_hides_no_other() {
+    let project = Project::declare(&streams("slots = 2")).await;
+    let (trace, _, handler) = steps(|payload, _| {
+        if payload.starts_with('h') {
+            Finished::plain(Outcome::Later { delay: Duration::from_secs(60) })
+        } else {
+            done()
+        }
+    });
+    let mut batch: Vec<_> = (0..5000).map(|n| keyed("hot", Concurrency::Ordered, &format!("h{n}"))).collect();
+    batch.extend((0..100).map(|n| keyed(&format!("k{n}"), Concurrency::Ordered, &format!("k{n}"))));
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("the other keys", LIMIT, async || {
+        trace.ended().iter().filter(|ended| ended.starts_with('k')).count() == 100
+    })
+    .await;
+    wait_for("the hot key waits", LIMIT, async || {
+        project.number("select count(*) from {schema}.exception where state = 'deferred'").await == 4999
+    })
+    .await;
+    assert_eq!(trace.ended().iter().filter(|ended| ended.starts_with('h')).count(), 1);
+    assert_eq!(
+        project
+            .number("select count(*) from {schema}.message_key_lease where blocked_by = 1 and host_id is null")
+            .await,
+        1
+    );
+    host.drain().await;
+}
+
+/// E9, O2. A host leaves in the middle: its keys go to the other, in order, and nobody counts an attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o2_order_holds_while_hosts_come_and_go() {
+    let project = Project::declare(&streams("")).await;
+    let worst = Arc::new(Mutex::new(1));
+    let noted = Arc::clone(&worst);
+    let (trace, _, handler) = steps(move |_, message| {
+        let mut worst = noted.lock().unwrap();
+        *worst = message.attempt.max(*worst);
+        done()
+    });
+    let batch: Vec<_> =
+        (0..2000).map(|n| keyed(&format!("k{}", n % 20), Concurrency::Ordered, &format!("k{}.{n}", n % 20))).collect();
+    project.produce("orders", &batch).await;
+    let mut before = project.host_with(&[("email", Arc::clone(&handler))]).await;
+    for turn in 1..=4 {
+        wait_for("some progress", LIMIT, async || trace.ended().len() >= turn * 300).await;
+        let next = project.host_with(&[("email", Arc::clone(&handler))]).await;
+        before.drain().await;
+        before = next;
+    }
+    all_done(&project).await;
+    before.drain().await;
+    assert_eq!(*worst.lock().unwrap(), 1, "a graceful hand-over counts no attempt");
+    for key in 0..20 {
+        trace.one_at_a_time(&format!("k{key}."));
+        let of_key: Vec<_> = trace.ended().into_iter().filter(|ended| ended.starts_with(&format!("k{key}."))).collect();
+        let wanted: Vec<_> = (0..100).map(|n| format!("k{key}.{}", n * 20 + key)).collect();
+        assert_eq!(of_key, wanted);
+    }
+}
+
+/// O11. A delayed message on an ordered key holds the key until it is due.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o11_a_delayed_message_holds_its_ordered_key() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, _, handler) = steps(|_, _| done());
+    let mut batch: Vec<_> = (0..4).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    batch[1].delay = Some(Duration::from_secs(1));
+    batch.push(keyed("b", Concurrency::Ordered, "b"));
+    batch[2].delay = Some(Duration::from_millis(1));
+    let host = project.host_with(&[("email", handler)]).await;
+    project.produce("orders", &batch).await;
+    wait_for("the others", LIMIT, async || trace.ended().len() == 2).await;
+    wait_for("the key is blocked", LIMIT, async || {
+        project.number("select count(*) from {schema}.message_key_lease where blocked_by = 2").await == 1
+    })
+    .await;
+    assert_eq!(trace.ended().len(), 2);
+    all_done(&project).await;
+    host.drain().await;
+    let of_key: Vec<_> = trace.ended().into_iter().filter(|ended| ended.starts_with('a')).collect();
+    assert_eq!(of_key, ["a0", "a1", "a2", "a3"]);
+}
+
+/// T5 with a key. The next of a key starts only after the effects of the one before are committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o1_with_effects_the_next_starts_after_the_commit() {
+    let project = Project::declare(&(streams("") + "[streams.receipts]")).await;
+    let database = project.database.another_host().await;
+    struct Checks {
+        database: millstream::database::Database,
+        wrong: Arc<Mutex<Vec<String>>>,
+    }
+    impl Handler for Checks {
+        fn handle<'a>(&'a self, message: Message, _cut: &'a CancellationToken) -> Handling<'a> {
+            Box::pin(async move {
+                let payload = String::from_utf8(message.payload.unwrap()).unwrap();
+                let before: i64 = payload.parse().unwrap();
+                let found =
+                    crate::support::engine::number(&self.database, "select count(*) from {schema}.message_log_2").await;
+                if found != before {
+                    self.wrong.lock().unwrap().push(format!("{payload}: {found}"));
+                }
+                let receipt = NewMessage { stream: "receipts".into(), key: Some("r".into()), ..text(&payload) };
+                Finished { produced: vec![receipt], ..done() }
+            })
+        }
+    }
+    let wrong = Arc::new(Mutex::new(Vec::new()));
+    let handler = Arc::new(Checks { database, wrong: Arc::clone(&wrong) });
+    let batch: Vec<_> = (0..50).map(|n| keyed("a", Concurrency::Ordered, &n.to_string())).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    host.drain().await;
+    assert_eq!(*wrong.lock().unwrap(), Vec::<String>::new());
+    assert_eq!(project.number("select count(*) from {schema}.message_log_2").await, 50);
+}
+
+/// The stream's key policy: the producer's option, else the first rule that matches, else the default.
+#[tokio::test]
+async fn key_rules_decide_what_the_producer_leaves_open() {
+    let project = Project::declare(
+        r#"
+        [streams.orders]
+        key = { concurrency = "exclusive" }
+        [[streams.orders.key_rules]]
+        match = "acct-*"
+        concurrency = "ordered"
+        shards = 4
+        [[streams.orders.key_rules]]
+        match = "state-?"
+        compaction = true
+        "#,
+    )
+    .await;
+    let plain = |key: &str| NewMessage { key: Some(key.into()), ..text("x") };
+    let mut batch = vec![
+        text("x"),
+        plain("other"),
+        plain("state-1"),
+        plain("state-10"),
+        keyed("acct-1", Concurrency::Parallel, "x"),
+    ];
+    batch.extend((0..64).map(|_| plain("acct-1")));
+    project.produce("orders", &batch).await;
+    let rows = "select string_agg(concat_ws(' ', message_key, concurrency, compaction_rank), ', ' order by id) from {schema}.message_log_1 where id <= 5";
+    let told: String =
+        sqlx::query_scalar(project.database.schema.sql(rows)).fetch_one(&project.database.pool).await.unwrap();
+    assert_eq!(told, "parallel, other exclusive, state-1 exclusive 0, state-10 exclusive, acct-1 parallel");
+    let lanes = "select count(distinct lane) from {schema}.message_log_1 where concurrency = 'ordered' and lane between 0 and 3";
+    assert_eq!(project.number(lanes).await, 4);
+}

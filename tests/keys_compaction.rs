@@ -1,0 +1,166 @@
+//! Compacted keys, alone and with a key mode, each invariant of the semantics by its name.
+
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use millstream::handler::{Concurrency, Finished, NewMessage, Outcome};
+
+use crate::support::{
+    engine::{Project, done},
+    keyed::{LIMIT, all_done, failed, rejected, steps, streams, version},
+    wait_for,
+};
+
+/// C1, C2. Whatever the order of arrival the highest rank wins, equal ranks fall to the later one, the producer is told, and
+/// only the winner is delivered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c1_any_permutation_of_versions_has_the_same_winner() {
+    let project = Project::declare(&streams("")).await;
+    let ranks = [3_i64, 1, 2];
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for (number, order) in orders.iter().enumerate() {
+        let mut best = -1;
+        for index in order {
+            let rank = ranks[*index];
+            let new = NewMessage {
+                rank: Some(rank),
+                ..version(&format!("k{number}"), Concurrency::Parallel, &format!("k{number}.{rank}"))
+            };
+            let produced = project.produce("orders", &[new]).await;
+            assert_eq!(produced[0].superseded, rank < best, "{order:?}");
+            best = best.max(rank);
+        }
+        let equal: Vec<_> =
+            (0..3).map(|n| version(&format!("e{number}"), Concurrency::Parallel, &format!("e{number}.{n}"))).collect();
+        let produced = project.produce("orders", &equal).await;
+        assert_eq!(produced.iter().map(|one| one.superseded).collect::<Vec<_>>(), [true, true, false]);
+    }
+    let (trace, _, handler) = steps(|_, _| done());
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    host.drain().await;
+    let mut ended = trace.ended();
+    ended.sort();
+    let mut wanted: Vec<_> = (0..6).flat_map(|n| [format!("k{n}.3"), format!("e{n}.2")]).collect();
+    wanted.sort();
+    assert_eq!(ended, wanted);
+}
+
+/// C8, C14. A tombstone's rank is remembered, so a late lower one does not bring the key back; what is rolled back never wins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c8_a_late_lower_rank_does_not_resurrect_a_deleted_key() {
+    let project = Project::declare(&streams("")).await;
+    let ranked = |rank, payload: Option<&str>| NewMessage {
+        rank: Some(rank),
+        payload: payload.map(|payload| payload.as_bytes().to_vec()),
+        ..version("k", Concurrency::Exclusive, "")
+    };
+    let (trace, _, handler) = steps(|_, _| done());
+    let host = project.host_with(&[("email", handler)]).await;
+    let mut session = project.session().await;
+    session
+        .run(
+            "begin; select {schema}.produce('orders', 'aborted', key => 'k', compaction => true, rank => 99); rollback",
+        )
+        .await;
+    assert!(!project.produce("orders", &[ranked(5, Some("alive"))]).await[0].superseded);
+    all_done(&project).await;
+    assert!(!project.produce("orders", &[ranked(7, None)]).await[0].superseded);
+    assert!(project.produce("orders", &[ranked(6, Some("late"))]).await[0].superseded);
+    all_done(&project).await;
+    host.drain().await;
+    assert_eq!(trace.ended(), ["alive", ""]);
+}
+
+/// X1, X2, Y5. 1,000 versions of a key while it is processed run exactly once more, with the newest, which tells how many it
+/// skipped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x1_a_thousand_versions_while_one_runs_make_one_more_delivery() {
+    for mode in [Concurrency::Exclusive, Concurrency::Ordered] {
+        let project = Project::declare(&streams("")).await;
+        let skipped = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&skipped);
+        let (trace, stuck, handler) = steps(move |_, message| {
+            noted.lock().unwrap().push(message.skipped);
+            done()
+        });
+        stuck.store(true, Relaxed);
+        let host = project.host_with(&[("email", handler)]).await;
+        project.produce("orders", &[version("k", mode, "first")]).await;
+        wait_for("the first runs", LIMIT, async || trace.started() == 1).await;
+        for hundred in 0..10 {
+            let batch: Vec<_> = (0..100).map(|n| version("k", mode, &format!("{}", hundred * 100 + n))).collect();
+            project.produce("orders", &batch).await;
+        }
+        wait_for("all are claimed", LIMIT, async || {
+            project.number("select claimed from {schema}.cursor").await == 1001
+        })
+        .await;
+        assert_eq!(project.number("select count(*) from {schema}.exception").await, 1, "one delivery is pending");
+        stuck.store(false, Relaxed);
+        all_done(&project).await;
+        host.drain().await;
+        assert_eq!(trace.ended(), ["first", "999"]);
+        assert_eq!(*skipped.lock().unwrap(), [0, 999]);
+    }
+}
+
+/// X3, C5. A version that fails after a newer one has come ends as superseded: no attempt, no dead letter, and the newer one
+/// goes out as attempt 1.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x3_a_failed_version_that_has_lost_ends_and_the_newer_one_runs() {
+    for mode in [Concurrency::Parallel, Concurrency::Exclusive, Concurrency::Ordered] {
+        for dies in [false, true] {
+            let project = Project::declare(&streams("")).await;
+            let (trace, stuck, handler) = steps(move |payload, message| match (payload, dies) {
+                ("new", _) => {
+                    assert_eq!(message.attempt, 1);
+                    done()
+                }
+                (_, true) => rejected(),
+                (_, false) => failed(),
+            });
+            stuck.store(true, Relaxed);
+            let host = project.host_with(&[("email", handler)]).await;
+            project.produce("orders", &[version("k", mode, "old")]).await;
+            wait_for("the first runs", LIMIT, async || trace.started() == 1).await;
+            project.produce("orders", &[version("k", mode, "new")]).await;
+            stuck.store(false, Relaxed);
+            all_done(&project).await;
+            let mut ended = trace.ended();
+            ended.sort();
+            assert_eq!(ended, ["new", "old"], "{mode:?}, dies: {dies}");
+            assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+            assert_eq!(host.count("email", "superseded"), 1);
+            host.drain().await;
+        }
+    }
+}
+
+/// Y2. A newer version unblocks an ordered key whose head waits for a retry, or is a dead letter under `block`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn y2_a_newer_version_unblocks_a_stuck_key() {
+    for dies in [false, true] {
+        let project = Project::declare(&streams("")).await;
+        let (trace, _, handler) = steps(move |payload, _| match (payload, dies) {
+            ("new", _) => done(),
+            (_, true) => rejected(),
+            (_, false) => {
+                Finished::plain(Outcome::RetryAfter { delay: Duration::from_secs(3600), reason: "later".into() })
+            }
+        });
+        let host = project.host_with(&[("email", handler)]).await;
+        project.produce("orders", &[version("k", Concurrency::Ordered, "old")]).await;
+        wait_for("the key is blocked", LIMIT, async || {
+            project.number("select count(*) from {schema}.message_key_lease where blocked_by = 1").await == 1
+        })
+        .await;
+        project.produce("orders", &[version("k", Concurrency::Ordered, "new")]).await;
+        all_done(&project).await;
+        host.drain().await;
+        assert_eq!(trace.ended(), ["old", "new"]);
+        assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, i64::from(dies));
+    }
+}

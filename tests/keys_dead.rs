@@ -1,0 +1,106 @@
+//! What a dead letter does to its ordered key, each invariant of the semantics by its name.
+
+use std::sync::{Arc, Mutex};
+
+use millstream::handler::Concurrency;
+
+use crate::support::{
+    engine::{Project, done},
+    keyed::{LIMIT, all_done, keyed, rejected, steps, streams},
+    wait_for,
+};
+
+/// D1. `block`: the head is parked, those behind it stay put.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d1_block_parks_the_head_and_keeps_the_rest_behind_it() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, _, handler) = steps(|payload, _| if payload == "a1" { rejected() } else { done() });
+    let mut batch: Vec<_> = (0..10).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    batch.push(keyed("b", Concurrency::Ordered, "b"));
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("the key is blocked", LIMIT, async || {
+        project.number("select count(*) from {schema}.exception where state = 'deferred'").await == 8
+    })
+    .await;
+    wait_for("the other key", LIMIT, async || trace.ended().len() == 3).await;
+    wait_for("the head is dead", LIMIT, async || {
+        project.number("select count(*) from {schema}.dead_letter where message_id = 2 and class = 'rejected'").await
+            == 1
+    })
+    .await;
+    assert_eq!(
+        project
+            .number("select count(*) from {schema}.message_key_lease where blocked_by = 2 and host_id is null")
+            .await,
+        1
+    );
+    assert_eq!(
+        project.number("select sum(failures) from {schema}.exception").await,
+        0,
+        "no attempt is counted for those behind"
+    );
+    host.drain().await;
+}
+
+/// D2, D7. `skip`: the next goes out at once, and every later delivery of the key tells of the gap.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d2_skip_goes_on_and_marks_what_comes_later() {
+    let project = Project::declare(&streams("on_dead_letter = \"skip\"")).await;
+    let gaps = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&gaps);
+    let (trace, _, handler) = steps(move |payload, message| {
+        if payload == "a1" {
+            return rejected();
+        }
+        noted.lock().unwrap().push((payload.to_owned(), message.gap_since));
+        done()
+    });
+    let batch: Vec<_> = (0..5).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    project.produce("orders", &[keyed("a", Concurrency::Ordered, "a5"), keyed("b", Concurrency::Ordered, "b0")]).await;
+    all_done(&project).await;
+    host.drain().await;
+    let gap = |name: &str, since| (name.to_owned(), since);
+    let mut gaps = gaps.lock().unwrap().clone();
+    gaps.sort();
+    assert_eq!(
+        gaps,
+        [
+            gap("a0", None),
+            gap("a2", Some(2)),
+            gap("a3", Some(2)),
+            gap("a4", Some(2)),
+            gap("a5", Some(2)),
+            gap("b0", None)
+        ]
+    );
+    assert_eq!(
+        trace.ended().iter().filter(|ended| ended.starts_with('a')).map(String::as_str).collect::<Vec<_>>(),
+        ["a0", "a1", "a2", "a3", "a4", "a5"]
+    );
+}
+
+/// D3, D5. `rest`: all present and future messages of the key die in order; nothing of it is delivered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d3_rest_dead_letters_the_key_in_order() {
+    let project = Project::declare(&streams("on_dead_letter = \"rest\"")).await;
+    let (trace, _, handler) = steps(|payload, _| if payload == "a1" { rejected() } else { done() });
+    let batch: Vec<_> = (0..100).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("they die", LIMIT, async || project.number("select count(*) from {schema}.dead_letter").await == 99).await;
+    project.produce("orders", &[keyed("a", Concurrency::Ordered, "late"), keyed("b", Concurrency::Ordered, "b")]).await;
+    wait_for("the late one dies", LIMIT, async || {
+        project.number("select count(*) from {schema}.dead_letter").await == 100
+    })
+    .await;
+    wait_for("the other key", LIMIT, async || trace.ended().contains(&"b".to_owned())).await;
+    assert_eq!(trace.ended(), ["a0", "a1", "b"]);
+    let disorder = "select count(*) from {schema}.dead_letter a, {schema}.dead_letter b where a.id < b.id and a.message_id > b.message_id";
+    assert_eq!(project.number(disorder).await, 0);
+    assert_eq!(project.number("select count(*) from {schema}.exception").await, 0);
+    host.drain().await;
+}
