@@ -180,10 +180,10 @@ async fn redrive_twice_delivers_once() {
     let picked = engine::pick_dead(&verbs.project.database, group, &engine::DeadFilter::default()).await.unwrap();
     let other = verbs.project.database.another_host().await;
     let (left, right) = tokio::join!(
-        engine::redrive(&verbs.project.database, &picked, |_| {}),
-        engine::redrive(&other, &picked, |_| {})
+        engine::redrive(&verbs.project.database, &picked, false, |_| {}),
+        engine::redrive(&other, &picked, false, |_| {})
     );
-    assert_eq!(left.unwrap() + right.unwrap(), 2);
+    assert_eq!(left.unwrap().redriven + right.unwrap().redriven, 2);
     other.close().await;
     let (host, seen) = taking_host(&verbs).await;
     let left = "select (select count(*) from {schema}.dead_letter) + (select count(*) from {schema}.exception)";

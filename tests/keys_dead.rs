@@ -1,12 +1,15 @@
 //! What a dead letter does to its ordered key, each invariant of the semantics by its name.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
-use millstream::handler::Concurrency;
+use millstream::{engine, handler::Concurrency};
 
 use crate::support::{
     engine::{Project, done},
-    keyed::{LIMIT, all_done, keyed, rejected, steps, streams},
+    keyed::{LIMIT, all_done, keyed, rejected, steps, streams, version},
     wait_for,
 };
 
@@ -103,4 +106,102 @@ async fn d3_rest_dead_letters_the_key_in_order() {
     assert_eq!(project.number(disorder).await, 0);
     assert_eq!(project.number("select count(*) from {schema}.exception").await, 0);
     host.drain().await;
+}
+
+/// V1. Under `block`, redrive puts the head back before anything later; under `rest`, all go back to their places and run in
+/// order once the key is released.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn v1_redrive_returns_messages_to_their_places() {
+    for policy in ["block", "rest"] {
+        let project = Project::declare(&streams(&format!("on_dead_letter = \"{policy}\""))).await;
+        let mended = Arc::new(AtomicBool::new(false));
+        let is_mended = Arc::clone(&mended);
+        let (trace, _, handler) =
+            steps(move |payload, _| if payload == "a1" && !is_mended.load(Relaxed) { rejected() } else { done() });
+        let batch: Vec<_> = (0..20).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+        project.produce("orders", &batch).await;
+        let host = project.host_with(&[("email", handler)]).await;
+        let dead = if policy == "block" { 1 } else { 19 };
+        wait_for("the deaths", LIMIT, async || {
+            project.number("select count(*) from {schema}.dead_letter").await == dead
+        })
+        .await;
+        mended.store(true, Relaxed);
+        let ids: Vec<i64> = (1..=dead).collect();
+        for redriven in [dead.unsigned_abs(), 0] {
+            let told = engine::redrive(&project.database, &ids, false, |_| {}).await.unwrap();
+            assert_eq!((told.redriven, told.refused.len()), (redriven, 0), "twice the same redrive delivers once");
+        }
+        if policy == "rest" {
+            assert_eq!(trace.ended().len(), 2, "it still rests");
+            project.run("update {schema}.message_key_lease set rests = false").await;
+        }
+        all_done(&project).await;
+        host.drain().await;
+        let wanted: Vec<_> =
+            ["a0", "a1"].into_iter().map(str::to_owned).chain((1..20).map(|n| format!("a{n}"))).collect();
+        assert_eq!(trace.ended(), wanted);
+        assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+    }
+}
+
+/// V2. Once the key has gone on, redrive is refused, and `append` delivers the message as the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn v2_redrive_into_a_key_that_went_on_is_refused() {
+    let project = Project::declare(&streams("on_dead_letter = \"skip\"")).await;
+    let mended = Arc::new(AtomicBool::new(false));
+    let is_mended = Arc::clone(&mended);
+    let (trace, _, handler) =
+        steps(move |payload, _| if payload == "a1" && !is_mended.load(Relaxed) { rejected() } else { done() });
+    let batch: Vec<_> = (0..4).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    mended.store(true, Relaxed);
+    let refused = engine::redrive(&project.database, &[1], false, |_| {}).await.unwrap();
+    assert_eq!((refused.redriven, refused.refused), (0, vec![1]));
+    assert_eq!(engine::redrive(&project.database, &[1], true, |_| {}).await.unwrap().redriven, 1);
+    all_done(&project).await;
+    wait_for("its dead letter ends", LIMIT, async || {
+        project.number("select count(*) from {schema}.dead_letter").await == 0
+    })
+    .await;
+    host.drain().await;
+    assert_eq!(trace.ended(), ["a0", "a1", "a2", "a3", "a1"]);
+}
+
+/// Discarding the dead letter that blocks a key lets the key go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn discarding_the_head_lets_its_key_go_on() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, _, handler) = steps(|payload, _| if payload == "a1" { rejected() } else { done() });
+    let batch: Vec<_> = (0..4).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("the head is dead", LIMIT, async || {
+        project.number("select count(*) from {schema}.dead_letter").await == 1
+    })
+    .await;
+    assert_eq!(engine::discard(&project.database, &[1], |_| {}).await.unwrap(), 1);
+    all_done(&project).await;
+    host.drain().await;
+    assert_eq!(trace.ended(), ["a0", "a1", "a2", "a3"]);
+}
+
+/// V6. A superseded version that is redriven ends, says so, and delivers nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn v6_redrive_of_a_superseded_version_delivers_nothing() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, _, handler) = steps(|payload, _| if payload == "old" { rejected() } else { done() });
+    let host = project.host_with(&[("email", handler)]).await;
+    project.produce("orders", &[version("k", Concurrency::Exclusive, "old")]).await;
+    wait_for("it is dead", LIMIT, async || project.number("select count(*) from {schema}.dead_letter").await == 1)
+        .await;
+    project.produce("orders", &[version("k", Concurrency::Exclusive, "new")]).await;
+    let told = engine::redrive(&project.database, &[1], false, |_| {}).await.unwrap();
+    assert_eq!((told.redriven, told.superseded), (0, 1));
+    all_done(&project).await;
+    host.drain().await;
+    assert_eq!(trace.ended(), ["old", "new"]);
+    assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
 }

@@ -256,7 +256,7 @@ async fn a_dead_letter_is_delivered_again_although_its_partition_is_gone() {
         .await;
     assert_eq!(project.maintain(Step::Retention).await.rows, 1);
     let dead = project.number("select id from {schema}.dead_letter").await;
-    assert_eq!(engine::redrive(&project.database, &[dead], |_| ()).await.unwrap(), 1);
+    assert_eq!(engine::redrive(&project.database, &[dead], false, |_| ()).await.unwrap().redriven, 1);
     assert_eq!(project.maintain(Step::DeadLetters).await.rows, 0, "its redelivery is still to come");
     let seen = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&seen);

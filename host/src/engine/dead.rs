@@ -213,32 +213,53 @@ pub async fn check_ids(database: &Database, group: Option<GroupId>, ids: &[i64])
     Ok(())
 }
 
-/// Delivers these dead letters again from attempt 1, in steps of a transaction each. `done` hears of every step.
-/// Returns how many that were: one that is being delivered again already is not counted, and not delivered twice.
-pub async fn redrive(database: &Database, ids: &[i64], done: impl FnMut(usize)) -> Result<u64> {
-    in_steps(database, include_str!("dead_redrive.sql"), ids, done).await.context("redrive dead letters")
+/// What became of dead letters that were to be delivered again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Redriven {
+    /// Their new delivery is scheduled.
+    pub redriven: u64,
+    /// Being delivered already, or gone.
+    pub under_way: u64,
+    /// A newer version of their key has won: they end, and nothing is delivered.
+    pub superseded: u64,
+    /// Their ordered key has gone on without them.
+    pub refused: Vec<i64>,
+}
+
+/// Delivers these dead letters again from attempt 1, in steps of a transaction each. `done` hears of every step. Those
+/// whose ordered key has gone on are refused, unless `append` says to deliver them as the next of their key.
+pub async fn redrive(database: &Database, ids: &[i64], append: bool, mut done: impl FnMut(usize)) -> Result<Redriven> {
+    let mut all = Redriven::default();
+    for step in ids.chunks(STEP) {
+        let mut tx = database.pool.begin().await.context("begin to redrive")?;
+        let query = database.query(include_str!("dead_redrive.sql")).bind(step).bind(append);
+        let rows = query.fetch_all(&mut *tx).await.context("redrive dead letters")?;
+        tx.commit().await.context("commit what was redriven")?;
+        for row in &rows {
+            match row.try_get::<&str, _>(1)? {
+                "redriven" => all.redriven += 1,
+                "superseded" => all.superseded += 1,
+                "refused" => all.refused.push(row.try_get(0)?),
+                _ => all.under_way += 1,
+            }
+        }
+        done(step.len());
+    }
+    Ok(all)
 }
 
 /// Deletes these dead letters, in steps of a transaction each. `done` hears of every step. Returns how many that were:
-/// one that is being delivered again stays.
-pub async fn discard(database: &Database, ids: &[i64], done: impl FnMut(usize)) -> Result<u64> {
-    in_steps(database, include_str!("dead_discard.sql"), ids, done).await.context("discard dead letters")
-}
-
-async fn in_steps(
-    database: &Database,
-    statement: &str,
-    ids: &[i64],
-    mut done: impl FnMut(usize),
-) -> Result<u64, sqlx::Error> {
-    let mut changed = 0;
+/// one that is being delivered again stays. An ordered key that waits for one of them goes on.
+pub async fn discard(database: &Database, ids: &[i64], mut done: impl FnMut(usize)) -> Result<u64> {
+    let mut discarded = 0;
     for step in ids.chunks(STEP) {
-        let mut tx = database.pool.begin().await?;
-        changed += database.query(statement).bind(step).execute(&mut *tx).await?.rows_affected();
-        tx.commit().await?;
+        let mut tx = database.pool.begin().await.context("begin to discard")?;
+        let query = database.query(include_str!("dead_discard.sql")).bind(step);
+        discarded += query.fetch_all(&mut *tx).await.context("discard dead letters")?.len() as u64;
+        tx.commit().await.context("commit what was discarded")?;
         done(step.len());
     }
-    Ok(changed)
+    Ok(discarded)
 }
 
 type Query = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;

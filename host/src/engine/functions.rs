@@ -11,8 +11,12 @@ use crate::database::Database;
 /// signature also needs a migration that drops the old one.
 const VERSION: i32 = 1;
 
-const SHARED: &[&str] =
-    &[include_str!("functions/shared.sql"), include_str!("functions/turn.sql"), include_str!("functions/maintain.sql")];
+const SHARED: &[&str] = &[
+    include_str!("functions/shared.sql"),
+    include_str!("functions/turn.sql"),
+    include_str!("functions/dead.sql"),
+    include_str!("functions/maintain.sql"),
+];
 
 const STREAM: &[&str] = &[
     include_str!("functions/produce.sql"),

@@ -44,7 +44,7 @@ pub use claim::{
     hint,
 };
 pub use dead::{
-    DeadFilter, DeadLetter, DeadLetterDetails, DeadPage, check_ids, discard, list as list_dead,
+    DeadFilter, DeadLetter, DeadLetterDetails, DeadPage, Redriven, check_ids, discard, list as list_dead,
     payload as dead_payload, pick as pick_dead, redrive, show as show_dead, show_message as show_dead_message,
 };
 pub use declare::{Change, apply, plan};

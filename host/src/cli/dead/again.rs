@@ -36,6 +36,9 @@ pub struct Redrive {
     /// Only tell how many that would be
     #[arg(long)]
     pub dry_run: bool,
+    /// Also where an ordered key has gone on without the message: it runs as the next of its key, out of its order
+    #[arg(long)]
+    pub append: bool,
 }
 
 #[derive(Args, Debug)]
@@ -57,6 +60,10 @@ struct Redriven {
     redriven: u64,
     /// On their way again already, or ended since.
     skipped: u64,
+    /// Lost to a newer version of their key: they have ended.
+    superseded: u64,
+    /// Ids of those whose ordered key has gone on without them.
+    refused: Vec<i64>,
 }
 
 /// The answer of `discard`. Its field names are a contract.
@@ -73,19 +80,46 @@ impl Redrive {
     pub(super) async fn run(&self, global: &Global) -> Result<()> {
         let answer = with_database(global, async |database, _| {
             let ids = self.which.find(database).await?;
-            if self.dry_run {
-                return Ok(Redriven { dry_run: true, redriven: ids.len() as u64, skipped: 0 });
+            let mut answer = Redriven {
+                dry_run: self.dry_run,
+                redriven: ids.len() as u64,
+                skipped: 0,
+                superseded: 0,
+                refused: vec![],
+            };
+            if !self.dry_run {
+                let bar = progress(global, Some(ids.len() as u64), "dead letters");
+                let all = redrive(database, &ids, self.append, |step| bar.inc(step as u64)).await?;
+                bar.finish_and_clear();
+                answer.redriven = all.redriven;
+                answer.skipped = all.under_way;
+                answer.superseded = all.superseded;
+                answer.refused = all.refused;
             }
-            let bar = progress(global, Some(ids.len() as u64), "dead letters");
-            let redriven = redrive(database, &ids, |step| bar.inc(step as u64)).await?;
-            bar.finish_and_clear();
-            Ok(Redriven { dry_run: false, redriven, skipped: ids.len() as u64 - redriven })
+            Ok(answer)
         })
         .await?;
-        global.output().one(&answer, |answer| {
-            let verb = if answer.dry_run { "would redrive" } else { "redriven" };
-            summary(verb, answer.redriven, answer.skipped)
-        })
+        global.output().one(&answer, Redriven::told)
+    }
+}
+
+impl Redriven {
+    fn told(&self) -> String {
+        let verb = if self.dry_run { "would redrive" } else { "redriven" };
+        let mut text = summary(verb, self.redriven, self.skipped);
+        if self.superseded > 0 {
+            text += &format!("{} ended: a newer version of their key has won\n", dead_letters(self.superseded));
+        }
+        if !self.refused.is_empty() {
+            let ids = self.refused.iter().take(10).map(i64::to_string).collect::<Vec<_>>().join(" ");
+            text += &format!(
+                "{} refused ({ids}{}): their ordered key has gone on without them; --append delivers them all the same, \
+                 as the next of their key\n",
+                dead_letters(self.refused.len() as u64),
+                if self.refused.len() > 10 { " ..." } else { "" }
+            );
+        }
+        text
     }
 }
 

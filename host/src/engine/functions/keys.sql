@@ -276,7 +276,8 @@ begin
 end
 $$;
 
--- Buries what is deferred behind resting keys, in order, at most 500 messages a turn.
+-- Buries what is deferred behind resting keys, in order, at most 500 messages a turn. What was redriven waits there for
+-- the key's release.
 create or replace function {schema}.bury_resting_{stream_id}(p_group integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 as $$
@@ -290,6 +291,7 @@ begin
         cross join lateral (
             select message_id from {schema}.exception
             where group_id = p_group and message_key = l.message_key and lane = l.lane and state = 'deferred'
+                and dead_letter_id is null
             order by message_id limit 500
         ) as e
         where l.group_id = p_group and l.host_id is null and l.blocked_by is null and l.paused_at is null and l.rests

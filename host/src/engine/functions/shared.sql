@@ -417,7 +417,8 @@ begin
                     where group_id = g.id and host_id is null and blocked_by is null and paused_at is null
                         and (not rests or exists (
                             select from {schema}.exception e
-                            where e.group_id = g.id and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')))
+                            where e.group_id = g.id and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred'
+                                and e.dead_letter_id is null)))
                     as due,
                 pg_sequence_last_value(format('{schema_format}.message_log_%s_id', g.stream_id)::regclass) > c.claimed as drawn
         ) as w
