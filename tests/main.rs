@@ -83,3 +83,5 @@ mod keys;
 mod keys_compaction;
 
 mod keys_dead;
+
+mod keys_produce;

@@ -1,0 +1,196 @@
+//! What producing with keys locks, and what it does not: invariants T4, T6, O4 to O6, and the cluster's lock table.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use millstream::handler::Message;
+use tokio::{task::JoinSet, time::timeout};
+
+use crate::support::{
+    engine::{Project, Session, done},
+    handlers::rounds,
+    keyed::{LIMIT, all_done, streams},
+    wait_for,
+};
+
+/// A batch with one message for each of these ordered keys.
+fn batch(first: u32, count: u32) -> String {
+    let keys = format!("array(select 'k' || n from generate_series({first}, {}) n)", first + count - 1);
+    let modes = format!("array(select 'ordered' from generate_series(1, {count}))");
+    format!(
+        "select count(*) from {{schema}}.produce_batch('orders', \
+         array(select 'x'::bytea from generate_series(1, {count})), p_keys => {keys}, p_concurrencies => {modes})"
+    )
+}
+
+/// Must-show 8. 64 connections that each produce to 250 ordered keys at once, one call of 50,000, and 1,000 calls in one
+/// transaction: the lock table of the cluster holds them all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_ordered_keys_do_not_exhaust_the_lock_table() {
+    let project = Project::declare(&streams("")).await;
+    let mut producers = JoinSet::new();
+    for number in 0..64 {
+        let mut session = project.session().await;
+        producers.spawn(async move { session.number(&batch(number * 250, 250)).await });
+    }
+    while let Some(joined) = producers.join_next().await {
+        assert_eq!(joined.unwrap(), 250);
+    }
+    assert_eq!(project.number(&batch(0, 50_000)).await, 50_000);
+    let mut session = project.session().await;
+    session.run("begin").await;
+    for key in 0..1000 {
+        session
+            .run(&format!("select {{schema}}.produce('orders', 'x', key => 'one{key}', concurrency => 'ordered')"))
+            .await;
+    }
+    let held =
+        session.number("select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'").await;
+    assert!(held <= 64 + 3, "{held} locks");
+    session.run("commit").await;
+}
+
+/// T4. A producer that keeps its transaction open delays its own key, and nobody else: not other keys, not keyless messages,
+/// and not those behind a large batch that waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t4_an_open_producer_delays_only_its_own_key() {
+    let project = Project::declare(&streams("")).await;
+    let (mut open, mut large, mut same) = (project.session().await, project.session().await, project.session().await);
+    open.run("begin; select {schema}.produce('orders', 'x', key => 'k1', concurrency => 'ordered')").await;
+    let large = tokio::spawn(async move { large.number(&batch(1, 100)).await });
+    let same = tokio::spawn(async move {
+        same.run("select {schema}.produce('orders', 'x', key => 'k1', concurrency => 'ordered')").await;
+    });
+    let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
+    wait_for("the others of the key wait", LIMIT, async || project.number(waits).await >= 1).await;
+    let mut other = project.session().await;
+    for number in 0..100 {
+        let options = match number % 4 {
+            0 => String::new(),
+            1 => ", key => 'k1'".to_owned(),
+            2 => ", key => 'k1', concurrency => 'exclusive'".to_owned(),
+            _ => format!(", key => 'other{number}', concurrency => 'ordered'"),
+        };
+        let one = format!("select {{schema}}.produce('orders', 'x'{options})");
+        timeout(LIMIT, other.run(&one)).await.unwrap_or_else(|_| panic!("it waits: {one}"));
+    }
+    assert!(!large.is_finished() && !same.is_finished(), "they wait for the key");
+    open.run("commit").await;
+    assert_eq!(large.await.unwrap(), 100);
+    same.await.unwrap();
+}
+
+/// T6, must-show 5. Batches of many producers with the same keys in opposite order: nobody deadlocks, whatever the modes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t6_batches_with_keys_in_opposite_order_do_not_deadlock() {
+    let project = Project::declare(&streams("")).await;
+    let mut producers = JoinSet::new();
+    for number in 0..8 {
+        let mut session = project.session().await;
+        let order = if number % 2 == 0 { "n" } else { "-n" };
+        let array = |element: &str| format!("array(select {element} from generate_series(1, 40) n order by {order})");
+        let sql = format!(
+            "select count(*) from {{schema}}.produce_batch('orders', {}, p_keys => {}, p_concurrencies => {}, \
+             p_compactions => {}, p_idempotency_keys => {})",
+            array("'x'::bytea"),
+            array("'k' || n"),
+            array("case when n % 2 = 0 then 'ordered' else 'exclusive' end"),
+            array("n % 3 > 0"),
+            array("'i' || n % 7"),
+        );
+        let sql = if number < 4 { sql.replace(", p_idempotency_keys", ", p_routing_keys") } else { sql };
+        // The same idempotency key for other messages is a conflict, so each producer of them has its own.
+        let sql = sql.replace("'i' || n % 7", &format!("'{number}.' || n"));
+        producers.spawn(async move {
+            for _ in 0..20 {
+                assert_eq!(session.number(&sql).await, 40);
+            }
+        });
+    }
+    while let Some(joined) = producers.join_next().await {
+        joined.expect("no deadlock");
+    }
+}
+
+/// O4, O5, O6. Slow and rolled-back producers on ordered keys: each key's messages are delivered in the order their
+/// producers confirmed them, none is lost, and no rollback stalls a key. The gap rule's test with keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o4_one_key_is_delivered_in_commit_order() {
+    let project = Project::declare(&streams("")).await;
+    let delivered = Arc::new(Mutex::new(HashMap::<String, Vec<String>>::new()));
+    let mut hosts = Vec::new();
+    for _ in 0..2 {
+        let delivered = Arc::clone(&delivered);
+        let handler = move |message: Message| {
+            let payload = String::from_utf8(message.payload.unwrap()).unwrap();
+            delivered.lock().unwrap().entry(message.key.unwrap()).or_default().push(payload);
+            done()
+        };
+        hosts.push(project.host("email", handler).await);
+    }
+    let seed = fastrand::u64(..1 << 32);
+    println!("seed {seed}");
+    let until = Instant::now() + Duration::from_secs(rounds(5, 60));
+    // Confirmed before the next began: taken under the key's own lock, which is held over the commit.
+    let confirmed = Arc::new((0..6).map(|_| tokio::sync::Mutex::new(Vec::new())).collect::<Vec<_>>());
+    let mut producers = JoinSet::new();
+    for number in 0..12 {
+        let (session, confirmed) = (project.session().await, Arc::clone(&confirmed));
+        producers.spawn(slow_producer(session, confirmed, number, seed, until));
+    }
+    while let Some(joined) = producers.join_next().await {
+        joined.unwrap();
+    }
+    all_done(&project).await;
+    for host in hosts {
+        host.drain().await;
+    }
+    let delivered = delivered.lock().unwrap();
+    let mut count = 0;
+    for (key, confirmed) in confirmed.iter().enumerate() {
+        let confirmed = confirmed.lock().await;
+        assert_eq!(
+            delivered.get(&format!("k{key}")).cloned().unwrap_or_default(),
+            *confirmed,
+            "seed {seed}, key {key}"
+        );
+        count += confirmed.len();
+    }
+    assert!(count > 50, "only {count} messages: this shows nothing");
+}
+
+/// Produces to two keys a transaction, in either order of statements, with a sleep before its end; one in five is rolled back.
+async fn slow_producer(
+    mut session: Session,
+    confirmed: Arc<Vec<tokio::sync::Mutex<Vec<String>>>>,
+    number: u64,
+    seed: u64,
+    until: Instant,
+) {
+    let mut random = fastrand::Rng::with_seed(seed + number);
+    let mut count = 0;
+    while Instant::now() < until {
+        let (low, high) = (random.usize(0..3), random.usize(3..6));
+        let payload = format!("{number}-{count}");
+        count += 1;
+        session.run("begin").await;
+        for key in [low, high] {
+            let one =
+                format!("select {{schema}}.produce('orders', '{payload}', key => 'k{key}', concurrency => 'ordered')");
+            session.run(&one).await;
+        }
+        // Whoever has both keys' locks in the database is the only one here, so the order of noting is that of commits.
+        let (mut first, mut second) = (confirmed[low].lock().await, confirmed[high].lock().await);
+        tokio::time::sleep(Duration::from_millis(random.u64(0..10))).await;
+        if random.u32(0..5) == 0 {
+            session.run("rollback").await;
+        } else {
+            session.run("commit").await;
+            first.push(payload.clone());
+            second.push(payload);
+        }
+    }
+}
