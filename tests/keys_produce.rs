@@ -148,7 +148,7 @@ async fn o4_one_key_is_delivered_in_commit_order() {
     for host in hosts {
         host.drain().await;
     }
-    let delivered = delivered.lock().unwrap();
+    let delivered = delivered.lock().unwrap().clone();
     let mut count = 0;
     for (key, confirmed) in confirmed.iter().enumerate() {
         let confirmed = confirmed.lock().await;

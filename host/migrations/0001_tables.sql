@@ -48,6 +48,8 @@ create table {schema}.log_partition (
     table_name  text not null,
     created_at  timestamptz not null default clock_timestamp(),
     detached_at timestamptz,
+    passed_at   timestamptz,                    -- compacted streams: first seen behind every group
+    thinned_at  timestamptz,                    -- compacted streams: when nothing was left to thin
     primary key (stream_id, lower_id),
     constraint log_partition_not_empty check (lower_id < upper_id)
 );

@@ -29,6 +29,13 @@ impl Project {
         Self { database, config }
     }
 
+    /// Declares another streams.toml in the same database.
+    pub async fn declare_again(self, streams_toml: &str) -> Self {
+        let config = config::parse(streams_toml, Path::new("streams.toml"), &|_| None).expect("a valid streams.toml");
+        engine::apply(&self.database, &config).await.expect("declare");
+        Self { config, ..self }
+    }
+
     pub async fn group(&self, name: &str) -> GroupHandle {
         let groups = engine::load_groups(&self.database).await.expect("load the groups");
         groups.into_iter().find(|group| &*group.name == name).expect("a declared group")

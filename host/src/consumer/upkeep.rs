@@ -23,7 +23,9 @@ use crate::{
 fn interval(step: Step) -> Duration {
     match step {
         Step::Extend => Duration::from_secs(2),
-        Step::IdempotencyKeys | Step::DeadLetters | Step::Lag | Step::Retention => Duration::from_secs(10),
+        Step::IdempotencyKeys | Step::DeadLetters | Step::Lag | Step::Versions | Step::Retention => {
+            Duration::from_secs(10)
+        }
         Step::Components => Duration::from_secs(600),
     }
 }

@@ -108,7 +108,87 @@ as $$
     order by 1 limit 1
 $$;
 
--- Partitions older than their stream's retention, lowest first, up to the first that is not, p_limit for a stream at most.
+-- Streams that have versions to thin: compacted, with a retention, and more than one partition drawn from.
+create or replace function {schema}.streams_to_thin() returns setof integer
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_stream record;
+    v_found boolean;
+begin
+    for v_stream in select id, partition_rows from {schema}.stream where retention_ms is not null order by id loop
+        execute format('select exists (select from {schema_format}.%I)', 'compaction_head_' || v_stream.id) into v_found;
+        if v_found then
+            return next v_stream.id;
+        end if;
+    end loop;
+end
+$$;
+
+-- Thins one partition of a compacted stream, in place: of what is older than the retention and behind every group, only
+-- the newest version of each key stays, and a tombstone until tombstone_retention after everybody had it; its rank is
+-- forgotten with it. Deletes p_limit rows at most, and answers how many; 0 when there is nothing to do in any partition.
+-- A partition without versions is left to be dropped whole. A crash at any point changes no key's winner.
+create or replace function {schema}.thin_log(p_stream integer, p_limit integer) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_stream {schema}.stream;
+    v_part record;
+    v_needed bigint;
+    v_last bigint;
+    v_newest timestamptz;
+    v_found boolean;
+    v_rows bigint;
+begin
+    select * into v_stream from {schema}.stream where id = p_stream;
+    v_last := coalesce(pg_sequence_last_value(format('{schema_format}.message_log_%s_id', p_stream)::regclass), 0);
+    select message_id into v_needed from {schema}.stream_progress(p_stream);
+    for v_part in
+        select p.lower_id, p.table_name, p.passed_at, i.inhrelid
+        from {schema}.log_partition p
+        join pg_inherits i on i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)) and not i.inhdetachpending
+        where p.stream_id = p_stream and p.detached_at is null and p.upper_id <= least(v_last, coalesce(v_needed, v_last))
+            and (p.thinned_at is null or p.thinned_at < clock_timestamp() - interval '10 minutes')
+        order by p.lower_id
+    loop
+        execute format('select created_at from {schema_format}.%I order by id desc limit 1', v_part.table_name) into v_newest;
+        exit when v_newest >= clock_timestamp() - v_stream.retention_ms * interval '1 ms';
+        exit when exists (select from pg_locks where locktype = 'relation' and relation = v_part.inhrelid
+            and mode = 'RowExclusiveLock' and database = (select oid from pg_database where datname = current_database()));
+        execute format('select exists (select from {schema_format}.%I where compaction_rank is not null)', v_part.table_name) into v_found;
+        continue when not v_found;
+        if v_part.passed_at is null then
+            update {schema}.log_partition set passed_at = clock_timestamp() where stream_id = p_stream and lower_id = v_part.lower_id
+            returning passed_at into v_part.passed_at;
+        end if;
+        execute format($sql$
+            with old as materialized (
+                select l.id, h.message_id = l.id as is_head
+                from {schema_format}.%1$I l
+                left join {schema_format}.%2$I h on l.compaction_rank is not null and h.message_key = l.message_key
+                where h.message_id is distinct from l.id or l.payload is null and $2
+                order by l.id limit $1
+            ),
+            forgotten as (
+                delete from {schema_format}.%2$I h using old o where o.is_head and h.message_id = o.id
+            )
+            delete from {schema_format}.%1$I l using old o where l.id = o.id
+            $sql$, v_part.table_name, 'compaction_head_' || p_stream)
+        using p_limit, v_part.passed_at < clock_timestamp() - v_stream.tombstone_retention_ms * interval '1 ms';
+        get diagnostics v_rows = row_count;
+        if v_rows > 0 then
+            return v_rows;
+        end if;
+        update {schema}.log_partition set thinned_at = clock_timestamp() where stream_id = p_stream and lower_id = v_part.lower_id;
+    end loop;
+    return 0;
+end
+$$;
+
+-- Partitions older than their stream's retention, lowest first, up to the first that is not, p_limit for a stream at most;
+-- those that hold versions of keys are passed by, they are thinned in place.
 -- `pinned_by` is the group that still needs one, and null when it can go by the statement `detach`, which no transaction
 -- and no function may surround.
 --
@@ -127,24 +207,32 @@ declare
     v_needed record;
     v_last bigint;
     v_newest timestamptz;
+    v_found boolean;
+    v_count integer;
 begin
     for v_stream in select id, name, retention_ms from {schema}.stream where retention_ms is not null order by id loop
         v_last := coalesce(pg_sequence_last_value(format('{schema_format}.message_log_%s_id', v_stream.id)::regclass), 0);
         v_needed := null;
+        v_count := 0;
         for v_part in
             select p.lower_id, p.upper_id, p.table_name, p.created_at, i.inhrelid
             from {schema}.log_partition p
             join pg_inherits i on i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)) and not i.inhdetachpending
             where p.stream_id = v_stream.id and p.upper_id <= v_last and p.detached_at is null
-            order by p.lower_id limit p_limit
+            order by p.lower_id
         loop
             execute format('select created_at from {schema_format}.%I order by id desc limit 1', v_part.table_name) into v_newest;
             exit when coalesce(v_newest, v_part.created_at) >= clock_timestamp() - v_stream.retention_ms * interval '1 ms';
             exit when exists (select from pg_locks where locktype = 'relation' and relation = v_part.inhrelid
                 and mode = 'RowExclusiveLock' and database = (select oid from pg_database where datname = current_database()));
+            execute format('select exists (select from {schema_format}.%I where compaction_rank is not null)', v_part.table_name)
+                into v_found;
+            continue when v_found;
             if v_needed is null then
                 select * into v_needed from {schema}.stream_progress(v_stream.id);
             end if;
+            v_count := v_count + 1;
+            exit when v_count > p_limit;
             stream_id := v_stream.id;
             stream_name := v_stream.name;
             lower_id := v_part.lower_id;

@@ -31,6 +31,8 @@ pub enum Step {
     DeadLetters,
     /// Passes groups that lag longer than `max_lag`.
     Lag,
+    /// Deletes old versions of compacted keys after `retention`, once every group is past them.
+    Versions,
     /// Drops partitions of the log after `retention`, once every group is past them.
     Retention,
     /// Deletes components and deployments that are no longer of use.
@@ -39,8 +41,15 @@ pub enum Step {
 
 impl Step {
     /// In the order in which they are best run: what is passed or dead no longer holds a partition.
-    pub const ALL: [Self; 6] =
-        [Self::Extend, Self::IdempotencyKeys, Self::DeadLetters, Self::Lag, Self::Retention, Self::Components];
+    pub const ALL: [Self; 7] = [
+        Self::Extend,
+        Self::IdempotencyKeys,
+        Self::DeadLetters,
+        Self::Lag,
+        Self::Versions,
+        Self::Retention,
+        Self::Components,
+    ];
 
     /// As `status` shows it.
     pub fn name(self) -> &'static str {
@@ -49,6 +58,7 @@ impl Step {
             Self::IdempotencyKeys => "idempotency_keys",
             Self::DeadLetters => "dead_letters",
             Self::Lag => "lag",
+            Self::Versions => "versions",
             Self::Retention => "retention",
             Self::Components => "components",
         }
@@ -63,6 +73,7 @@ impl Step {
             Self::Lag => 4,
             Self::Retention => 5,
             Self::Components => 6,
+            Self::Versions => 7,
         }
     }
 }
@@ -128,6 +139,7 @@ pub async fn maintain(database: &Database, step: Step) -> Result<Report> {
         Step::IdempotencyKeys => sweep::expire_idempotency_keys(database).await,
         Step::DeadLetters => sweep::expire_dead_letters(database).await,
         Step::Lag => lag::pass(database).await,
+        Step::Versions => sweep::thin(database).await,
         Step::Retention => retention::drop_old_partitions(database).await,
         Step::Components => components::expire(database).await,
     }
@@ -157,6 +169,11 @@ impl Rounds {
     /// Takes in one round, and says whether another may follow: while it was full and time allows.
     fn add(&mut self, rows: u64) -> bool {
         self.rows += rows;
-        rows >= ROWS_MAX.unsigned_abs() && self.started.elapsed() < TIME_MAX
+        rows >= ROWS_MAX.unsigned_abs() && !self.is_over()
+    }
+
+    /// The next round takes the rest.
+    fn is_over(&self) -> bool {
+        self.started.elapsed() >= TIME_MAX
     }
 }

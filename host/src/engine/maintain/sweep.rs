@@ -60,3 +60,29 @@ pub(super) async fn expire_dead_letters(database: &Database) -> Result<Report> {
     }
     Ok(Report { rows: rounds.rows, ..Report::default() })
 }
+
+pub(super) async fn thin(database: &Database) -> Result<Report> {
+    let mut report = Report::default();
+    let look = database.query(include_str!("streams_to_thin.sql"));
+    for row in database.fetch_all(look).await.context("look for versions to thin")? {
+        let stream: i32 = row.try_get(0)?;
+        let thinned = thin_one(database, stream).await;
+        report.add(thinned.with_context(|| format!("thin the log of stream {stream}")));
+    }
+    Ok(report)
+}
+
+async fn thin_one(database: &Database, stream: i32) -> Result<u64> {
+    let mut rounds = Rounds::start();
+    while let Some(mut tx) = begin(database, Step::Versions).await? {
+        let query = database.query(include_str!("thin_log.sql")).bind(stream).bind(i32::try_from(ROWS_MAX)?);
+        let rows: i64 = query.fetch_one(&mut *tx).await?.try_get(0)?;
+        tx.commit().await?;
+        rounds.rows += rows.unsigned_abs();
+        // A partition may end with fewer rows than a round takes, and the next have more.
+        if rows == 0 || rounds.is_over() {
+            break;
+        }
+    }
+    Ok(rounds.rows)
+}
