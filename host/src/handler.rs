@@ -154,6 +154,8 @@ pub enum FailureClass {
     Host,
     /// Never delivered: an earlier message of its key is a dead letter, and the key rests.
     KeyRests,
+    /// An operator skipped it, so that its key could go on.
+    Skipped,
 }
 
 impl FailureClass {
@@ -171,6 +173,7 @@ impl FailureClass {
             Self::HostLost => "host_lost",
             Self::Host => "host",
             Self::KeyRests => "key_rests",
+            Self::Skipped => "skipped",
         }
     }
 }

@@ -20,6 +20,10 @@ mod groups;
 
 mod dead;
 
+mod key;
+
+mod keys;
+
 mod produce;
 
 mod tail;
@@ -87,6 +91,10 @@ pub enum Verb {
     Tail(tail::Tail),
     /// Look at dead letters, deliver them again, forget them
     Dead(dead::Dead),
+    /// Tell which keys of a group are leased, wait or are blocked
+    Keys(keys::Keys),
+    /// Look at one key, hold it, or let it go on
+    Key(key::Key),
     /// Tell every mistake in streams.toml; needs no database
     Check(check::Check),
     /// Name what is missing on this machine, and what mends it
@@ -152,6 +160,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Produce(produce) => produce.run(&global).await,
         Verb::Tail(tail) => tail.run(&global).await,
         Verb::Dead(dead) => dead.run(&global).await,
+        Verb::Keys(keys) => keys.run(&global).await,
+        Verb::Key(key) => key.run(&global).await,
         Verb::Check(check) => check.run(&global),
         Verb::Doctor => doctor::run(&global).await,
         Verb::New(new) => new.run(&global),

@@ -15,6 +15,7 @@ const SHARED: &[&str] = &[
     include_str!("functions/shared.sql"),
     include_str!("functions/turn.sql"),
     include_str!("functions/dead.sql"),
+    include_str!("functions/operate.sql"),
     include_str!("functions/maintain.sql"),
 ];
 

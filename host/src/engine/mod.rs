@@ -35,6 +35,8 @@ mod inspect;
 
 mod dead;
 
+mod keys;
+
 mod read;
 
 mod maintain;
@@ -52,6 +54,9 @@ pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
+pub use keys::{
+    KeyHistory, KeyOrder, KeyState, Version, list_keys, pause_key, release_key, resume_key, show_key, skip_key,
+};
 pub use lease::{dead_hosts, deregister, register, renew};
 pub use maintain::{Deployed, Passed, Pinned, Report, Step, maintain, record_deployment};
 pub use names::{find_group, find_stream};

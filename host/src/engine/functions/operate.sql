@@ -1,0 +1,80 @@
+-- What an operator does to one key of a group, each in a transaction of its own under the group's advisory lock, so that it
+-- meets no turn. With `shards`, all lanes of the key are meant. Installed by `engine::functions`; called by `engine::keys`.
+
+-- Ends the rest of a key: what is deferred behind it runs, what was redriven in its place. Answers how many lanes rested.
+create or replace function {schema}.release_key(p_group integer, p_key text) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lanes bigint;
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    update {schema}.message_key_lease set rests = false, changed_at = clock_timestamp()
+    where group_id = p_group and message_key = p_key and rests;
+    get diagnostics v_lanes = row_count;
+    return v_lanes;
+end
+$$;
+
+-- Lets a key go on without the message it waits for, and answers which those were. One that waited for a retry or for its
+-- time is taken out: the caller buries it in the same transaction. A dead letter stays one.
+create or replace function {schema}.skip_key(p_group integer, p_key text)
+returns table (message_id bigint, failures integer, digest text, concurrency text, lane smallint, dead_letter_id bigint, is_dead boolean)
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    return query
+    with head as materialized (
+        select blocked_by, lane from {schema}.message_key_lease
+        where group_id = p_group and message_key = p_key and blocked_by is not null
+    ),
+    gone as (
+        delete from {schema}.exception e using head h where e.group_id = p_group and e.message_id = h.blocked_by
+        returning e.message_id, e.failures, e.last_digest, e.concurrency, e.dead_letter_id
+    ),
+    ready as (
+        update {schema}.message_key_lease l set blocked_by = null, changed_at = clock_timestamp()
+        from head h where l.group_id = p_group and l.message_key = p_key and l.lane = h.lane
+    )
+    select h.blocked_by, coalesce(g.failures, 0), g.last_digest, coalesce(g.concurrency, 'ordered')::text, h.lane, g.dead_letter_id,
+        g.message_id is null
+    from head h left join gone g on g.message_id = h.blocked_by;
+end
+$$;
+
+-- Holds a key, or lets it go on: a host that has it finishes what it took, and nothing more of it runs until then. Answers
+-- how many lanes that changed. A key held without a mode has no effect: its messages do not ask.
+create or replace function {schema}.pause_key(p_group integer, p_key text) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lanes bigint;
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    insert into {schema}.message_key_lease as l (group_id, message_key, lane, paused_at)
+    select p_group, p_key, lane, clock_timestamp()
+    from generate_series(0, coalesce((
+        select r.shards from {schema}.key_rule r join {schema}.consumer_group g on g.stream_id = r.stream_id
+        where g.id = p_group and p_key like r.pattern order by r.ordinal limit 1), 1) - 1) as lane
+    on conflict (group_id, message_key, lane) do update set paused_at = excluded.paused_at, changed_at = excluded.paused_at
+        where l.paused_at is null;
+    get diagnostics v_lanes = row_count;
+    return v_lanes;
+end
+$$;
+
+create or replace function {schema}.resume_key(p_group integer, p_key text) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lanes bigint;
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    update {schema}.message_key_lease set paused_at = null, changed_at = clock_timestamp()
+    where group_id = p_group and message_key = p_key and paused_at is not null;
+    get diagnostics v_lanes = row_count;
+    return v_lanes;
+end
+$$;

@@ -1,0 +1,2 @@
+-- Pauses key $2 of group $1. Called by engine::keys; see functions/operate.sql.
+select {schema}.pause_key($1, $2)

@@ -1,0 +1,2 @@
+-- Resumes key $2 of group $1. Called by engine::keys; see functions/operate.sql.
+select {schema}.resume_key($1, $2)
