@@ -14,10 +14,19 @@ pub const HELD_MAX: u32 = 2000;
 pub const TURN_MAX: u32 = 500;
 
 /// Most messages of one key that wait here for it, whatever its pace: a crash counts an attempt for each.
-const LANE_MAX: u32 = 64;
+const LANE_MAX: u32 = 256;
 
 /// Payload bytes of one turn at most.
 pub const TURN_BYTES_MAX: u64 = 1 << 20;
+
+/// Deliveries a second from which on a group is busy.
+const BUSY: f64 = 1000.0;
+
+/// See [`Pace::keep_keys`].
+const KEEP_KEYS: Duration = Duration::from_millis(5);
+
+/// The same while the group is busy: less than a message waits in its backlog then.
+const KEEP_KEYS_BUSY: Duration = Duration::from_millis(50);
 
 /// Follows how fast the group's deliveries end.
 #[derive(Debug)]
@@ -58,6 +67,13 @@ impl Pace {
     pub fn held_max(&self) -> u32 {
         let ahead = (self.per_second * AHEAD.as_secs_f64()) as u32;
         (self.slots + ahead).min(HELD_MAX.max(self.slots))
+    }
+
+    /// How long a key with nothing left to run is kept for messages that may come with the next turns. A group that is busy
+    /// meets its keys again within a few turns, and a lease that stays is one row written and one deleted less for each
+    /// message; one that is not busy hands its keys on at once, so that no other host waits for them.
+    pub fn keep_keys(&self) -> Duration {
+        if self.per_second >= BUSY { KEEP_KEYS_BUSY } else { KEEP_KEYS }
     }
 
     /// How many messages of one key a turn may bring: what one slot can run in the time between turns.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     config::Instance,
     engine::floor,
-    handler::{Finished, Message},
+    handler::{Finished, Message, NewMessage},
 };
 
 /// A ceiling against hangs.
@@ -25,18 +25,23 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 pub async fn measure(stage: &Stage, bench: &Bench) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    let reuse = consume(stage, bench, "reuse", Some(Instance::Reuse)).await?;
-    let fresh = consume(stage, bench, "fresh", Some(Instance::Fresh)).await?;
-    let closure = consume(stage, bench, "closure", None).await?;
+    let reuse = consume(stage, bench, "reuse", Some(Instance::Reuse), as_it_is).await?;
+    let fresh = consume(stage, bench, "fresh", Some(Instance::Fresh), as_it_is).await?;
+    let closure = consume(stage, bench, "closure", None, as_it_is).await?;
     figures.push(reuse.floor_figure());
-    figures.push(reuse.figure("no-op handler, reused sandbox", "bare SELECT", reuse.floor));
-    figures.push(fresh.figure("no-op handler, fresh sandbox", "reused sandbox", reuse.rate));
-    figures.push(closure.figure("no sandbox at all", "bare SELECT", closure.floor));
+    figures.push(reuse.figure("consume", "no-op handler, reused sandbox", "bare SELECT", reuse.floor));
+    figures.push(fresh.figure("consume", "no-op handler, fresh sandbox", "reused sandbox", reuse.rate));
+    figures.push(closure.figure("consume", "no sandbox at all", "bare SELECT", closure.floor));
     Ok(figures)
 }
 
-struct Consumed {
-    rate: f64,
+fn as_it_is(_: usize, message: NewMessage) -> NewMessage {
+    message
+}
+
+/// What consuming a backlog came to.
+pub struct Consumed {
+    pub rate: f64,
     /// Messages a second of the bare SELECT over the same log.
     floor: f64,
     wal_bytes: f64,
@@ -57,9 +62,9 @@ impl Consumed {
         }
     }
 
-    fn figure(&self, what: &str, floor: &str, floor_rate: f64) -> Figure {
+    pub fn figure(&self, scenario: &'static str, what: &str, floor: &str, floor_rate: f64) -> Figure {
         Figure {
-            scenario: "consume",
+            scenario,
             what: what.to_owned(),
             value: self.rate,
             unit: "messages/s",
@@ -71,12 +76,21 @@ impl Consumed {
     }
 }
 
+/// Produces a backlog of what `message` makes of numbered messages, and consumes it; without an instance by a closure.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-async fn consume(stage: &Stage, bench: &Bench, name: &str, instance: Option<Instance>) -> Result<Consumed> {
+pub async fn consume(
+    stage: &Stage,
+    bench: &Bench,
+    name: &str,
+    instance: Option<Instance>,
+    message: impl Fn(usize, NewMessage) -> NewMessage,
+) -> Result<Consumed> {
     let (config, group) = stage.group(name, instance.unwrap_or(Instance::Fresh)).await?;
-    let batch: Vec<_> = bench.payloads(BATCH).into_iter().map(plain).collect();
+    let payloads = bench.payloads(BATCH);
     let batches = (bench.messages as usize).div_ceil(BATCH);
-    for _ in 0..batches {
+    for number in 0..batches {
+        let numbered = payloads.iter().cloned().enumerate();
+        let batch: Vec<_> = numbered.map(|(index, payload)| message(number * BATCH + index, plain(payload))).collect();
         stage.produce(name, &batch).await?;
     }
     let messages = (batches * BATCH) as f64;

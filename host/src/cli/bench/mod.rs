@@ -5,6 +5,8 @@ mod both;
 
 mod consume;
 
+mod keys;
+
 mod latency;
 
 mod produce;
@@ -45,6 +47,8 @@ pub enum Scenario {
     Produce,
     /// A backlog, with a fresh and with a reused sandbox, against a bare SELECT of the same rows
     Consume,
+    /// A backlog with 1,000 keys, parallel, exclusive and ordered, and one ordered key alone
+    Keys,
     /// Producing and consuming at once
     Both,
     /// From produce to the handler's start at 1,000 messages a second
@@ -95,6 +99,9 @@ impl Bench {
         }
         if wants(Scenario::Consume) {
             figures.extend(consume::measure(stage, self).await?);
+        }
+        if wants(Scenario::Keys) {
+            figures.extend(keys::measure(stage, self).await?);
         }
         if wants(Scenario::Both) {
             figures.extend(both::measure(stage, self).await?);

@@ -12,7 +12,7 @@ use super::{
         identity::Identity,
         pacing::{HELD_MAX, TURN_BYTES_MAX, TURN_MAX},
     },
-    End, Group, IDLE_KEY_MAX, Step, answered,
+    End, Group, Step, answered,
     lanes::in_lane,
     slots::{Ended, Work},
 };
@@ -33,14 +33,16 @@ impl Group {
         self.seat.idle.store(!self.may_have_work && self.room() > 0, Relaxed);
         // While deliveries run, finished claims wait for the next claim: the two then share one turn. A key does not wait.
         let waits = done.is_empty() || (self.memory.open > 0 && self.may_have_work && !is_late);
-        let keys_wait = self.open() > 0 && self.idle_since.is_none_or(|since| since.elapsed() < IDLE_KEY_MAX);
-        if wanted.is_nothing() && waits && (keys_wait || !self.memory.has_idle()) {
+        // A group with nothing more to do hands its keys on at once.
+        let keep = if self.may_have_work || self.open() > 0 { self.pace.keep_keys() } else { Duration::ZERO };
+        let keys_due = self.memory.keys().due_at(keep).is_some_and(|at| at <= Instant::now());
+        if wanted.is_nothing() && waits && !keys_due {
             return Step::Rest;
         }
         let lane_max = self.pace.lane_max();
         let request = Request {
             done,
-            idle: self.memory.idle().cloned().collect(),
+            idle: self.memory.keys().due(keep),
             full: self.slots.lanes().full(lane_max),
             lane_max,
             wanted,
@@ -105,7 +107,7 @@ impl Group {
             // wait so long.
             Note::Busy => {
                 self.may_have_work = false;
-                if self.memory.has_idle() {
+                if !request.idle.is_empty() {
                     self.not_before = Some(Instant::now() + BUSY_WAIT);
                 }
             }
@@ -114,15 +116,14 @@ impl Group {
             Note::Settled | Note::LeaseLost => {}
         }
         if turn.note != Note::Busy {
-            request.idle.iter().for_each(|lane| self.memory.lose_lane(lane));
-            self.idle_since = None;
+            request.idle.iter().for_each(|lane| self.memory.keys().lost(lane));
         }
         if !turn.claimed.is_empty() {
             self.setting.hub.active.notify_one();
         }
         self.setting.counters.delivered.fetch_add(turn.claimed.len() as u64, Relaxed);
         for claimed in turn.claimed {
-            let cut = self.memory.hold(&claimed, life);
+            let cut = self.memory.hold(&claimed, request.lane_max, life);
             self.slots.put(Work { claimed, cut });
         }
         self.setting.budget.set(self.setting.group.id, self.memory.open_bytes);

@@ -5,13 +5,13 @@
 //! ended otherwise and on its way through a settle. Invariant: it is in exactly one of the three until it is settled.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::{HashMap, HashSet},
     time::Duration,
 };
 
 use tokio_util::sync::CancellationToken;
 
-use super::{lanes::in_lane, slots::Ended};
+use super::{keys_held::KeysHeld, lanes::in_lane, slots::Ended};
 use crate::{
     engine::{ClaimId, Claimed, Done, Held, Keyed, Lane, Settlement, Source, Token, Turn, Verdict, verdict},
     handler::Outcome,
@@ -48,11 +48,8 @@ impl HeldClaim {
 #[derive(Debug, Default)]
 pub struct Memory {
     claims: HashMap<Token, HeldClaim>,
-    /// Of each key this host has, how many of its messages are open or on their way through a settle. At 0 the next turn
-    /// hands the key on, and settles what is done of it.
-    lanes: HashMap<Lane, u32>,
-    /// The lanes at 0.
-    idle: HashSet<Lane>,
+    /// The keys this host has.
+    keys: KeysHeld,
     /// Ended otherwise than plainly, and not yet handed to a settle.
     ended: Vec<Settlement>,
     /// Lanes, and the messages of theirs that will never be settled: they must not hold them.
@@ -76,14 +73,13 @@ pub struct Differences {
 
 impl Memory {
     /// Remembers a claimed message and answers what cuts it.
-    pub fn hold(&mut self, claimed: &Claimed, life: &CancellationToken) -> CancellationToken {
+    pub fn hold(&mut self, claimed: &Claimed, lane_max: u32, life: &CancellationToken) -> CancellationToken {
         self.open += 1;
         self.open_retries += u32::from(is_retry(claimed.token, claimed.failures, claimed.keyed.as_ref()));
         self.open_bytes += claimed.message.payload.as_ref().map_or(0, Vec::len) as u64;
         let keyed = in_lane(claimed.keyed.as_ref());
         if let Some(keyed) = keyed {
-            *self.lanes.entry(keyed.lane.clone()).or_default() += 1;
-            self.idle.remove(&keyed.lane);
+            self.keys.claimed(&keyed.lane, claimed.token.source == Source::Exception, lane_max);
         }
         let held = self.claims.entry(claimed.token).or_insert_with(|| HeldClaim {
             open: HashSet::new(),
@@ -132,29 +128,14 @@ impl Memory {
 
     /// A message of a lane is done, or settled.
     fn leave_lane(&mut self, keyed: Option<&Keyed>) {
-        let Some(keyed) = in_lane(keyed) else { return };
-        if let Entry::Occupied(mut count) = self.lanes.entry(keyed.lane.clone()) {
-            *count.get_mut() = count.get().saturating_sub(1);
-            if *count.get() == 0 {
-                count.remove();
-                self.idle.insert(keyed.lane.clone());
-            }
+        if let Some(keyed) = in_lane(keyed) {
+            self.keys.ended(&keyed.lane);
         }
     }
 
-    /// The key is no longer ours: it waits for a message, or rests.
-    pub fn lose_lane(&mut self, lane: &Lane) {
-        self.lanes.remove(lane);
-        self.idle.remove(lane);
-    }
-
-    /// Keys with nothing left to run here.
-    pub fn idle(&self) -> impl Iterator<Item = &Lane> {
-        self.idle.iter()
-    }
-
-    pub fn has_idle(&self) -> bool {
-        !self.idle.is_empty()
+    /// The keys this host has.
+    pub fn keys(&mut self) -> &mut KeysHeld {
+        &mut self.keys
     }
 
     /// What a turn is to settle: everything of finished claims and of claims with lanes, so that nothing of a key is left
@@ -286,13 +267,12 @@ impl Memory {
             held.cut.cancel();
         }
         self.ended.clear();
-        self.lanes.clear();
-        self.idle.clear();
+        self.keys.clear();
         lost
     }
 
     pub fn is_empty(&self) -> bool {
-        self.claims.is_empty() && self.idle.is_empty()
+        self.claims.is_empty() && !self.keys.has_idle()
     }
 
     /// Compares with what the database says is held, both ways. No settle may be under way.
@@ -316,7 +296,7 @@ impl Memory {
         differences.unknown.sort_unstable();
         differences.unknown.dedup();
         // A key whose lease was answered to nobody, or whose messages were given back.
-        self.idle.extend(keys.into_iter().filter(|lane| !self.lanes.contains_key(lane)));
+        keys.into_iter().for_each(|lane| self.keys.found(lane));
         differences
     }
 

@@ -11,6 +11,8 @@ mod claiming;
 
 mod comparing;
 
+mod keys_held;
+
 mod lanes;
 
 mod memory;
@@ -79,7 +81,6 @@ pub async fn run(setting: Setting) {
         not_before: None,
         failures: 0,
         partly_since: None,
-        idle_since: None,
         deploys: true,
         dead_told: None,
         dead_untold: 0,
@@ -114,8 +115,6 @@ struct Group {
     failures: u32,
     /// Since when done messages wait for slower ones of their claim.
     partly_since: Option<Instant>,
-    /// Since when keys wait to be handed on.
-    idle_since: Option<Instant>,
     /// Somebody may still deploy a newer handler.
     deploys: bool,
     /// When the log last told of a dead letter, and how many there were since.
@@ -144,10 +143,6 @@ enum Step {
 /// Done messages of a claim wait this long for the others before they are settled by themselves: it bounds what a crash
 /// delivers again, and costs at most 20 small transactions a second.
 const PARTLY_DONE_MAX: Duration = Duration::from_millis(50);
-
-/// Keys with nothing left to run wait this long for the next turn while other deliveries run: a turn for each message would
-/// cost more than it gives.
-const IDLE_KEY_MAX: Duration = Duration::from_millis(5);
 
 /// How long a turn, a shared settle or a comparison may take before it counts as lost: a network that vanished without a
 /// word looks like a slow answer. Far more than any of them needs on a busy database.
@@ -237,11 +232,6 @@ impl Group {
         } else if self.partly_since.is_none() {
             self.partly_since = Some(Instant::now());
         }
-        if !self.memory.has_idle() {
-            self.idle_since = None;
-        } else if self.idle_since.is_none() {
-            self.idle_since = Some(Instant::now());
-        }
     }
 
     /// Whether done messages have waited long enough for the others of their claim.
@@ -254,7 +244,7 @@ impl Group {
         let now = Instant::now();
         let partly = self.partly_since.map(|since| since + PARTLY_DONE_MAX);
         // What has passed already waits for the other: it must not hide it.
-        let keys = self.idle_since.map(|since| since + IDLE_KEY_MAX);
+        let keys = self.memory.keys().due_at(self.pace.keep_keys());
         let until = self.not_before.into_iter().chain(partly).chain(keys).filter(|until| *until > now).min();
         let timer = sleep(until.map_or(Duration::from_secs(60), |until| until - now));
         tokio::pin!(timer);
@@ -286,13 +276,13 @@ impl Group {
     /// Whether so many deliveries have ended that something should be done about it: one that has to be settled by
     /// itself, or so many that the next turn is worth its price. Noting one costs far less than a step.
     fn enough_ended(&mut self) -> bool {
-        let (knew_partly, knew_idle) = (self.partly_since.is_some(), self.idle_since.is_some());
+        let knew_partly = self.partly_since.is_some();
         self.collect();
         let learns_partly = !knew_partly && self.partly_since.is_some(); // its timer has to begin
-        let learns_idle = !knew_idle && self.idle_since.is_some();
+        let hands_on = self.memory.keys().due_at(self.pace.keep_keys()).is_some_and(|at| at <= Instant::now());
         let refills = self.may_have_work && self.open() <= self.pace.refill_at();
         let starves = self.open() < self.setting.group.policy.slots;
-        learns_partly || learns_idle || refills || starves || self.memory.has_ended()
+        learns_partly || hands_on || refills || starves || self.memory.has_ended()
     }
 
     /// Stops claiming, waits for what runs, hands the rest back. `Some`: done.
@@ -345,7 +335,6 @@ impl Group {
         self.must_compare = false;
         self.not_before = None;
         self.partly_since = None;
-        self.idle_since = None;
     }
 
     /// The database failed. Backs off, longer each time, and compares afterwards: a commit may have gone through.

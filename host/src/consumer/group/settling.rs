@@ -212,7 +212,7 @@ impl Group {
         let Some(keyed) = in_lane(one.keyed.as_ref()) else { return };
         let is_gap = matches!(one.verdict, Verdict::Dead { .. }) && keyed.mode == Concurrency::Ordered;
         match leaves {
-            LeavesKey::Blocked | LeavesKey::Resting => self.memory.lose_lane(&keyed.lane),
+            LeavesKey::Blocked | LeavesKey::Resting => self.memory.keys().lost(&keyed.lane),
             LeavesKey::Deferred if keyed.mode == Concurrency::Ordered => {}
             LeavesKey::Deferred | LeavesKey::GoingOn => {
                 return self.resume_lane(&keyed.lane, one.message_id, is_gap.then_some(one.message_id));
@@ -234,7 +234,7 @@ impl Group {
             return self.compare(identity).await;
         }
         match self.settle(identity).await {
-            Step::Rest if !self.memory.done(true).is_empty() || self.memory.has_idle() => {
+            Step::Rest if !self.memory.done(true).is_empty() || self.memory.keys().has_idle() => {
                 self.may_have_work = false; // settle only
                 let life = identity.cut.child_token();
                 self.claim(identity, &life).await

@@ -320,15 +320,17 @@ begin
             where group_id = p_group and message_id = any (v_exceptions) and message_key is not null
             except
             select message_key, lane from unnest(v_keyed_ids, v_keyed_keys, v_keyed_lanes) as f (id, message_key, lane)
-            where id = any (v_keyed_run)
+            where id in (select unnest(v_keyed_run))
         ) as idle;
     end if;
     if v_held_keys <> '{}' or v_keyed_ids is not null then
         perform set_config('synchronous_commit', v_durable, true);
+    end if;
+    if exists (select from {schema}.skipped_versions where group_id = p_group) then
         with gone as (                          -- told with the delivery that comes now
             delete from {schema}.skipped_versions s using (
                 select message_key from unnest(v_keyed_ids, v_keyed_keys, v_keyed_compacted) as f (id, message_key, compacted)
-                where compacted and id = any (v_keyed_run)
+                where compacted and id in (select unnest(v_keyed_run))
                 union
                 select message_key from {schema}.exception
                 where group_id = p_group and message_id = any (v_exceptions) and compaction_rank is not null

@@ -198,7 +198,7 @@ begin
     with fresh as materialized (
         select id, message_key, lane, mode, compacted, due, due is null as is_due
         from unnest(p_ids, p_keys, p_lanes, p_modes, p_compacted, p_due) as f (id, message_key, lane, mode, compacted, due)
-        where v_lost is null or id <> all (v_lost)
+        where v_lost is null or id not in (select unnest(v_lost))
     ),
     line as materialized (                      -- what is subject to its key
         select *, row_number() over (partition by message_key, lane order by id) as place
@@ -206,10 +206,7 @@ begin
     ),
     key as materialized (
         select k.message_key, k.lane, l.message_key is not null as is_leased,
-            coalesce(l.host_id = p_host, false) and l.paused_at is null
-                and not exists (
-                    select from unnest(p_full_keys, p_full_lanes) as o (message_key, lane)
-                    where o.message_key = k.message_key and o.lane = k.lane)
+            coalesce(l.host_id = p_host, false) and l.paused_at is null and o.message_key is null
                 and not exists (
                     select from {schema}.exception e
                     where e.group_id = p_group and e.message_key = k.message_key and e.lane = k.lane and e.state = 'deferred') as is_ours
@@ -217,6 +214,7 @@ begin
         left join lateral (
             select * from {schema}.message_key_lease where group_id = p_group and message_key = k.message_key and lane = k.lane
         ) as l on true
+        left join unnest(p_full_keys, p_full_lanes) as o (message_key, lane) on o.message_key = k.message_key and o.lane = k.lane
     ),
     judged as materialized (
         select l.*, k.is_leased, bool_or(
