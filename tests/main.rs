@@ -26,6 +26,8 @@ mod cli_names;
 
 mod cli_produce;
 
+mod cli_seek;
+
 mod cli_tail;
 
 mod database;
@@ -75,6 +77,10 @@ mod retries;
 mod drain;
 
 mod filters;
+
+mod seek;
+
+mod seek_hosts;
 
 mod payloads;
 

@@ -24,6 +24,10 @@ mod key;
 
 mod keys;
 
+mod pause;
+
+mod seek;
+
 mod produce;
 
 mod tail;
@@ -89,6 +93,12 @@ pub enum Verb {
     Produce(produce::Produce),
     /// Print what is in a stream, without taking anything from it
     Tail(tail::Tail),
+    /// Stop a group from claiming, on every host and over restarts
+    Pause(pause::Pause),
+    /// Let a paused group go on
+    Resume(pause::Resume),
+    /// Send a group back or forward in its stream; what it runs is cut
+    Seek(seek::Seek),
     /// Look at dead letters, deliver them again, forget them
     Dead(dead::Dead),
     /// Tell which keys of a group are leased, wait or are blocked
@@ -159,6 +169,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Groups(groups) => groups.run(&global).await,
         Verb::Produce(produce) => produce.run(&global).await,
         Verb::Tail(tail) => tail.run(&global).await,
+        Verb::Pause(pause) => pause.run(&global).await,
+        Verb::Resume(resume) => resume.run(&global).await,
+        Verb::Seek(seek) => seek.run(&global).await,
         Verb::Dead(dead) => dead.run(&global).await,
         Verb::Keys(keys) => keys.run(&global).await,
         Verb::Key(key) => key.run(&global).await,
