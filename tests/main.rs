@@ -30,6 +30,8 @@ mod cli_seek;
 
 mod cli_tail;
 
+mod cli_why;
+
 mod database;
 
 mod embedded_postgres;

@@ -82,9 +82,10 @@ create table {schema}.host (
 -- How far a group has claimed its stream: every visible message up to `claimed` is settled, in a claim, an exception,
 -- or a dead letter, and everything not yet visible below it lies in a cursor_gap.
 create table {schema}.cursor (
-    group_id    integer primary key references {schema}.consumer_group (id),
-    claimed     bigint not null,
-    replay_upto bigint not null default 0       -- the highest `claimed` a seek has left: up to here deliveries are replays
+    group_id     integer primary key references {schema}.consumer_group (id),
+    claimed      bigint not null,
+    begins_after bigint not null,               -- where it was put last: at its creation, by a seek, by max_lag
+    replay_upto  bigint not null default 0      -- the highest `claimed` a seek has left: up to here deliveries are replays
 ) with (fillfactor = 50);                       -- updated in every turn: room for HOT updates
 
 -- Ids the cursor has stepped over while a producer might still commit them.

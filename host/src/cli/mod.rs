@@ -18,6 +18,8 @@ mod status;
 
 mod groups;
 
+mod why;
+
 mod dead;
 
 mod key;
@@ -99,6 +101,8 @@ pub enum Verb {
     Resume(pause::Resume),
     /// Send a group back or forward in its stream; what it runs is cut
     Seek(seek::Seek),
+    /// Tell what one message waits for in a group, or what became of it
+    Why(why::Why),
     /// Look at dead letters, deliver them again, forget them
     Dead(dead::Dead),
     /// Tell which keys of a group are leased, wait or are blocked
@@ -172,6 +176,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Pause(pause) => pause.run(&global).await,
         Verb::Resume(resume) => resume.run(&global).await,
         Verb::Seek(seek) => seek.run(&global).await,
+        Verb::Why(why) => why.run(&global).await,
         Verb::Dead(dead) => dead.run(&global).await,
         Verb::Keys(keys) => keys.run(&global).await,
         Verb::Key(key) => key.run(&global).await,

@@ -3,7 +3,8 @@
 //!
 //! Where to look: the claim algorithm is `functions/claim.sql`, message keys `functions/keys.sql`, the produce API `functions/shared.sql` and
 //! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's
-//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `pause.rs` and `seek.rs`.
+//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `why.rs`, `pause.rs` and
+//! `seek.rs`.
 
 mod ids;
 
@@ -45,6 +46,8 @@ mod seek;
 
 mod epochs;
 
+mod why;
+
 mod read;
 
 mod maintain;
@@ -77,3 +80,4 @@ pub use recover::{Orphaned, orphaned_groups, recover};
 pub use seek::{Seeked, preview_seek, seek};
 pub use settle::{LeavesKey, Settled, Settlement, settle};
 pub use verdict::{Verdict, verdict};
+pub use why::{Fate, Why, why};

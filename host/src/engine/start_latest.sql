@@ -23,5 +23,5 @@ gap as (
     insert into {schema}.cursor_gap (group_id, missing, holders, pids)
     select $1, hole.missing, held.holders, held.pids from hole, held where hole.missing is not null and held.holders is not null
 )
-insert into {schema}.cursor as c (group_id, claimed) select $1, id from head
-on conflict (group_id) do update set claimed = excluded.claimed
+insert into {schema}.cursor (group_id, claimed, begins_after) select $1, id, id from head
+on conflict (group_id) do update set claimed = excluded.claimed, begins_after = excluded.begins_after
