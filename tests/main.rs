@@ -50,6 +50,8 @@ mod up_reload;
 
 mod up_settings;
 
+mod up_verbs;
+
 mod consume;
 
 mod maintenance;
