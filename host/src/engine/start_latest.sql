@@ -1,6 +1,7 @@
 -- A group begins with what commits from now on, including by transactions that are running now: the cursor is the highest
--- visible id, and holes below it that a running producer may still fill become a gap. The holders are
--- read from pg_locks after the snapshot that showed the holes. Without producers the log is not scanned.
+-- visible id, and holes below it that a running producer may still fill become a gap. The holders are read from pg_locks
+-- after the snapshot that showed the holes. Without producers the log is not scanned; with them its ids are, all of them:
+-- where to begin could only be told by times, and a clock that was set back would then lose messages.
 -- A group that was elsewhere has no gap left when this runs. Called by engine::position; cursor primary key.
 with head as materialized (
     select coalesce(max(id), {schema}.log_floor_{stream_id}()) as id from {schema}.message_log_{stream_id}
