@@ -17,6 +17,7 @@ $$;
 -- Ids and times rise together, but for the length of one statement: an id is drawn by the statement that stores the row.
 -- So a search by halves, one index probe each, goes to the last message older than the time by a minute, far longer than
 -- any batch takes; from there every row is looked at, in order, until one is young enough.
+-- A clock that was set back by more than that makes a time stand at several places; one of them is found.
 create or replace function {schema}.position_of_time_{stream_id}(p_time timestamptz) returns bigint
 language plpgsql stable set search_path = pg_catalog, pg_temp set jit = off
 as $$
