@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     PATIENCE,
-    engine::{Project, numbered, text},
+    engine::{Project, numbered, request, text},
     verbs::Verbs,
     wait_for,
 };
@@ -41,7 +41,8 @@ impl<'a> Turns<'a> {
 
     async fn claim(&self) -> Vec<Claimed> {
         let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 10 };
-        let turn = engine::claim(&self.project.database, self.host, &self.group, &[], wanted).await.expect("claim");
+        let turn =
+            engine::claim(&self.project.database, self.host, &self.group, &request(&[], wanted)).await.expect("claim");
         assert_eq!(turn.note, Note::Claimed);
         turn.claimed
     }

@@ -10,7 +10,7 @@ use millstream::{
 };
 
 use crate::support::{
-    engine::{Project, numbered, text},
+    engine::{Project, numbered, request, text},
     handlers::rounds,
     wait_for,
 };
@@ -53,7 +53,8 @@ impl ByHand {
     /// One turn of up to `want` messages and retries.
     async fn claim(&self, want: u32) -> Vec<Claimed> {
         let wanted = Wanted { messages: want, bytes: 1 << 20, retries: want };
-        let turn = engine::claim(&self.project.database, self.host, &self.group, &[], wanted).await.expect("claim");
+        let turn =
+            engine::claim(&self.project.database, self.host, &self.group, &request(&[], wanted)).await.expect("claim");
         assert_eq!(turn.note, Note::Claimed);
         turn.claimed
     }
@@ -250,7 +251,7 @@ async fn w1_an_ack_of_an_old_epoch_changes_nothing_its_outbox_included() {
     }
     let database = &group.project.database;
     let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 10 };
-    let turn = engine::claim(database, group.host, &before, &[finished], wanted).await.expect("a turn");
+    let turn = engine::claim(database, group.host, &before, &request(&[finished], wanted)).await.expect("a turn");
     assert_eq!((turn.note, turn.settled.len(), turn.claimed.len()), (Note::EpochRaised, 0, 0));
     assert_eq!(group.number(state).await, 1000);
     assert_eq!(group.rest_ids().await, [2, 3, 4, 5, 6, 7, 8, 9]);

@@ -12,7 +12,7 @@ use std::{
 use millstream::{
     config::Start,
     engine::{self, GroupHandle, Paused, Seeked},
-    handler::{Finished, Handler, Handling, Message, NewMessage, Outcome},
+    handler::{Concurrency, Finished, Handler, Handling, Message, NewMessage, Outcome},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -231,6 +231,47 @@ async fn w1_a_seek_under_load_loses_nothing_and_lets_no_old_delivery_settle() {
     for (id, (_, replays)) in receipts(&project).await {
         assert_eq!(replays, before[&id].1 + 1, "seed {seed}: message {id}");
     }
+    for host in hosts {
+        host.drain().await;
+    }
+}
+
+/// W2 with ordered keys: the leases and queues of two hosts, failures and all, are void; every key restarts at its first
+/// message and comes in order, and no key stays with anybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn w2_each_ordered_key_restarts_at_its_first_message_in_order() {
+    let project = Project::declare(STREAMS_TOML).await;
+    let handler = Receipts::default();
+    let host = async || project.host_with(&[("email", Arc::new(handler.clone()) as Arc<dyn Handler>)]).await;
+    let hosts = [host().await, host().await];
+    let messages: Vec<_> = (0..400)
+        .map(|number| NewMessage {
+            key: Some(format!("key {}", number % 20)),
+            concurrency: Some(Concurrency::Ordered),
+            ..text("x")
+        })
+        .collect();
+    project.produce("orders", &messages).await;
+    wait_for("it is at work", LIMIT, async || handler.seen.load(Relaxed) > 150).await;
+    let held = "select count(*) from {schema}.message_key_lease where host_id is not null";
+    assert!(project.number(held).await > 0, "keys are leased when the seek comes");
+    seek(&project, Start::Earliest).await;
+    at_the_end(&project).await;
+    let sql = "select convert_from(payload, 'UTF8') from {schema}.message_log_2 order by id";
+    let rows: Vec<String> = sqlx::query_scalar(project.database.schema.sql(sql))
+        .fetch_all(&project.database.pool)
+        .await
+        .expect("read the receipts");
+    let mut last: HashMap<i64, i64> = HashMap::new();
+    let mut replays = 0;
+    for row in rows.iter().filter(|row| row.ends_with("true")) {
+        let id: i64 = row.split(' ').next().expect("a word").parse().expect("an id");
+        let before = last.insert(id % 20, id).unwrap_or_default();
+        assert!(before == 0 || before == id - 20, "message {id} came after {before}");
+        replays += 1;
+    }
+    assert!(replays > 50, "only {replays} replays: this shows nothing");
+    assert_eq!(receipts(&project).await.len(), 400);
     for host in hosts {
         host.drain().await;
     }

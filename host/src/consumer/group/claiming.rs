@@ -130,6 +130,13 @@ impl Group {
         Step::Again
     }
 
+    /// No delivery begins any more: what runs ends, and what no slot has begun goes back, no attempt counted.
+    fn pause(&mut self) {
+        self.may_have_work = false;
+        let waiting = self.slots.take_back();
+        self.hand_back(waiting);
+    }
+
     /// Counts and remembers a delivery that has ended.
     pub(super) fn note(&mut self, ended: Ended) {
         let counters = Arc::clone(&self.setting.counters);
