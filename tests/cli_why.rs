@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream::{
     engine::{self, Claimed, GroupHandle, HostId, Note, Settlement, Verdict, Wanted},
-    handler::{Failure, FailureClass, NewMessage},
+    handler::{Concurrency, Failure, FailureClass, NewMessage},
 };
 use serde_json::{Value, json};
 
@@ -246,4 +246,51 @@ async fn a_message_behind_a_new_producer_beyond_the_position_is_not_called_lost(
     open.run("commit").await;
     wait_for("it is visible", PATIENCE, async || why(&verbs, 3)["state"] == "unclaimed").await;
     assert_eq!(why(&verbs, 2), json!({ "state": "rolled_back" }));
+}
+
+/// What waits behind its key names what the key waits for; a version that has lost names the one it lost to.
+#[tokio::test]
+async fn what_waits_behind_its_key_or_lost_to_a_newer_version_is_told() {
+    let verbs = Verbs::declare(STREAMS_TOML).await;
+    let keyed = |compaction: bool, key: &str| NewMessage {
+        key: Some(key.into()),
+        concurrency: (!compaction).then_some(Concurrency::Ordered),
+        compaction: compaction.then_some(true),
+        ..text("x")
+    };
+    let messages = [keyed(false, "a"), keyed(false, "a"), keyed(true, "b"), keyed(true, "b")];
+    verbs.project.produce("orders", &messages).await;
+    assert_eq!(
+        (why(&verbs, 3), &why(&verbs, 4)["state"]),
+        (json!({ "state": "superseded", "by": 4 }), &"unclaimed".into())
+    );
+    assert_eq!(line(&verbs, 3), "superseded by message 4, a newer version of its key");
+    let turns = Turns::new(&verbs.project).await;
+    let claimed = turns.claim().await;
+    assert_eq!(claimed.iter().map(|claimed| claimed.message.id).collect::<Vec<_>>(), [1, 2, 4]);
+    let behind = |key_host: Value, blocked_by: Value, key_paused: bool, key_rests: bool| json!({ "state": "deferred", "key_host": key_host, "blocked_by": blocked_by, "key_paused": key_paused, "key_rests": key_rests });
+    // As a settle leaves them: the first failed, the second goes back behind it. Then every other state of a key.
+    verbs
+        .project
+        .run("delete from {schema}.claim;
+              insert into {schema}.exception (group_id, message_id, state, message_key, concurrency) values (1, 2, 'deferred', 'a', 'ordered')")
+        .await;
+    for (state, answer, told) in [
+        ("host_id = null, blocked_by = 1", behind(Value::Null, 1.into(), false, false), "message 1 of its key"),
+        (
+            "blocked_by = null, rests = true",
+            behind(Value::Null, Value::Null, false, true),
+            "its key, which rests after a dead letter",
+        ),
+        ("rests = false, paused_at = now()", behind(Value::Null, Value::Null, true, false), "its key, which is paused"),
+        ("paused_at = null", behind(Value::Null, Value::Null, false, false), "its key, which the next turn takes"),
+        (
+            "host_id = (select max(id) from {schema}.host)",
+            behind("left-handed".into(), Value::Null, false, false),
+            "its key, which is with host left-handed",
+        ),
+    ] {
+        verbs.project.run(&format!("update {{schema}}.message_key_lease set {state} where message_key = 'a'")).await;
+        assert_eq!((why(&verbs, 2), line(&verbs, 2)), (answer, format!("waits behind {told}")));
+    }
 }

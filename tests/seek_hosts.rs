@@ -267,7 +267,7 @@ async fn w2_each_ordered_key_restarts_at_its_first_message_in_order() {
     for row in rows.iter().filter(|row| row.ends_with("true")) {
         let id: i64 = row.split(' ').next().expect("a word").parse().expect("an id");
         let before = last.insert(id % 20, id).unwrap_or_default();
-        assert!(before == 0 || before == id - 20, "message {id} came after {before}");
+        assert!(before == id - 20 || before == 0 && id <= 20, "message {id} came after {before}");
         replays += 1;
     }
     assert!(replays > 50, "only {replays} replays: this shows nothing");

@@ -60,7 +60,12 @@ fn fate(fate: &Fate) -> String {
             format!("waits for attempt {attempt} of {max_attempts}, {due} {due_at}{last}{redriven}")
         }
         Fate::Delayed { due_at } => format!("delayed until {due_at}"),
-        Fate::Deferred => "waits behind its key".to_owned(),
+        Fate::Deferred { key_rests: true, .. } => "waits behind its key, which rests after a dead letter".to_owned(),
+        Fate::Deferred { key_paused: true, .. } => "waits behind its key, which is paused".to_owned(),
+        Fate::Deferred { blocked_by: Some(id), .. } => format!("waits behind message {id} of its key"),
+        Fate::Deferred { key_host: Some(host), .. } => format!("waits behind its key, which is with host {host}"),
+        Fate::Deferred { .. } => "waits behind its key, which the next turn takes".to_owned(),
+        Fate::Superseded { by } => format!("superseded by message {by}, a newer version of its key"),
         Fate::Dead { dead_letter_id, class, attempts, died_at, redriven_at } => {
             let redriven = redriven_at.as_ref().map(|at| format!(", redriven at {at}")).unwrap_or_default();
             format!("dead letter {dead_letter_id} since {died_at}: {class}, after {attempts} attempts{redriven}")

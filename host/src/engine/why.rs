@@ -58,13 +58,16 @@ pub enum Fate {
     },
     /// It waits for its `deliver_after`.
     Delayed { due_at: String },
-    /// It waits behind its key.
-    Deferred,
+    /// It waits behind its key: a host has that (`key_host`), it waits for a message (`blocked_by`), is paused, or rests
+    /// after a dead letter; else any host may take it now.
+    Deferred { key_host: Option<String>, blocked_by: Option<i64>, key_paused: bool, key_rests: bool },
     /// The group gave up on it.
     Dead { dead_letter_id: i64, class: String, attempts: i32, died_at: String, redriven_at: Option<String> },
     /// It stands before the position at which the group began, or to which it was moved last. `claimed_before`: the
     /// group had passed it once, before a seek.
     BeforeStart { begins_after: i64, claimed_before: bool },
+    /// It has lost to this newer version of its key: it is not delivered, unless it was before.
+    Superseded { by: i64 },
     /// It is done.
     Settled,
 }
@@ -73,9 +76,11 @@ impl Fate {
     /// Whether a paused group is a reason why it does not go on.
     pub fn waits_for_a_claim(&self) -> bool {
         match self {
-            Self::Unclaimed { .. } | Self::InGap | Self::Retrying { .. } | Self::Delayed { .. } | Self::Deferred => {
-                true
-            }
+            Self::Unclaimed { .. }
+            | Self::InGap
+            | Self::Retrying { .. }
+            | Self::Delayed { .. }
+            | Self::Deferred { .. } => true,
             Self::Unknown { .. }
             | Self::NotVisible { .. }
             | Self::RolledBack
@@ -84,6 +89,7 @@ impl Fate {
             | Self::Claimed { .. }
             | Self::Dead { .. }
             | Self::BeforeStart { .. }
+            | Self::Superseded { .. }
             | Self::Settled => false,
         }
     }
@@ -144,6 +150,8 @@ struct Visible {
     message_key: Option<String>,
     /// The group's filter lets it through.
     matches: bool,
+    /// Of a compacted one: the newest version of its key.
+    winner: Option<i64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -172,6 +180,11 @@ struct Exception {
     /// Both are there while it runs.
     host: Option<String>,
     host_alive: Option<bool>,
+    /// Of the key it is deferred behind.
+    key_host: Option<String>,
+    blocked_by: Option<i64>,
+    key_paused: bool,
+    key_rests: Option<bool>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -209,7 +222,12 @@ impl Facts {
         let due_at = exception.due_at.unwrap_or_default();
         Some(match (exception.state.as_str(), exception.host) {
             ("delayed", _) => Fate::Delayed { due_at },
-            ("deferred", _) => Fate::Deferred,
+            ("deferred", _) => Fate::Deferred {
+                key_host: exception.key_host,
+                blocked_by: exception.blocked_by,
+                key_paused: exception.key_paused,
+                key_rests: exception.key_rests.unwrap_or_default(),
+            },
             (_, Some(host)) => {
                 let host_alive = exception.host_alive.unwrap_or_default();
                 Fate::Claimed { host, host_alive, since: None, attempt, max_attempts }
@@ -237,6 +255,8 @@ impl Facts {
         let begins_after = self.begins_after;
         if !message.matches {
             Fate::Filtered
+        } else if let Some(by) = message.winner.filter(|winner| *winner != id && id > begins_after) {
+            Fate::Superseded { by }
         } else if self.gap.is_some() {
             Fate::InGap
         } else if id > self.claimed {

@@ -1,7 +1,7 @@
 -- Everything that is known of one message ($2) in one group ($1), as one JSON object. $3 transactions that produce just
 -- now, then the group's filter ($4 to $7), and how many messages before it are counted at most ($8).
--- Called by engine::why after bounded_read.sql. A bounded number of rows whatever the sizes: message_log, cursor and
--- exception primary keys, dead_letter_once, claim_group, cursor_gap_group.
+-- Called by engine::why after bounded_read.sql. A bounded number of rows whatever the sizes: message_log, cursor,
+-- exception, compaction_head and message_key_lease primary keys, dead_letter_once, claim_group, cursor_gap_group.
 select to_jsonb(known) from (
     select c.claimed, c.begins_after, c.replay_upto, {schema}.log_floor_{stream_id}() as floor, ahead.count as ahead,
         coalesce(pg_sequence_last_value('{schema_text}.message_log_{stream_id}_id'::regclass), 0) as last_id,
@@ -16,7 +16,8 @@ select to_jsonb(known) from (
         ) as l
     ) as ahead
     left join lateral (
-        select l.message_key,
+        select l.message_key, case when l.compaction_rank is not null then (
+                select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = l.message_key) end as winner,
             ($4::text[] is null or coalesce(l.routing_key like any ($4), false))
                 and ($5::text[] is null or coalesce(l.message_key like any ($5), false))
                 and ($6::text[] is null or l.message_key is null or not l.message_key like any ($6))
@@ -42,8 +43,13 @@ select to_jsonb(known) from (
         select e.state::text as state, e.failures, e.last_class as class, e.dead_letter_id as redriven_from,
             e.due_at <= clock_timestamp() as is_due,
             to_char(e.due_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as due_at,
-            h.name as host, h.expires_at > clock_timestamp() as host_alive
-        from {schema}.exception e left join {schema}.host h on h.id = e.host_id
+            h.name as host, h.expires_at > clock_timestamp() as host_alive,
+            k.blocked_by, k.paused_at is not null as key_paused, k.rests as key_rests, key_host.name as key_host
+        from {schema}.exception e
+        left join {schema}.host h on h.id = e.host_id
+        left join {schema}.message_key_lease k
+            on k.group_id = $1 and k.message_key = e.message_key and k.lane = e.lane and e.state = 'deferred'
+        left join {schema}.host key_host on key_host.id = k.host_id
         where e.group_id = $1 and e.message_id = $2
     ) as exception on true
     left join lateral (
