@@ -395,7 +395,7 @@ async fn w6_a_redrive_beside_a_replay_hinders_neither() {
     group.seek(Start::Earliest).await;
     let letters =
         engine::pick_dead(&group.project.database, group.group.id, &engine::DeadFilter::default()).await.expect("pick");
-    assert_eq!(engine::redrive(&group.project.database, &letters, |_| {}).await.expect("redrive"), 2);
+    assert_eq!(engine::redrive(&group.project.database, &letters, false, |_| {}).await.expect("redrive").redriven, 2);
     let both = group.claim(10).await;
     let replayed: Vec<_> = both.iter().filter(|one| !one.message.redriven).map(|one| one.message.replay).collect();
     assert_eq!((both.len(), replayed), (4, vec![true, true]));
@@ -410,7 +410,7 @@ async fn w6_a_redrive_beside_a_replay_hinders_neither() {
     group.settle(&failed, &dead()).await;
     let letters =
         engine::pick_dead(&group.project.database, group.group.id, &engine::DeadFilter::default()).await.expect("pick");
-    assert_eq!(engine::redrive(&group.project.database, &letters, |_| {}).await.expect("redrive"), 1);
+    assert_eq!(engine::redrive(&group.project.database, &letters, false, |_| {}).await.expect("redrive").redriven, 1);
     let seeked = group.seek(Start::Latest).await;
     assert_eq!((seeked.retrying, seeked.dead_letters_reopened, seeked.dead_letters_replayed), (1, 1, 0));
     let open = "select count(*) from {schema}.dead_letter where redriven_at is null";
