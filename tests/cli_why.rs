@@ -180,7 +180,7 @@ async fn an_id_that_is_not_visible_is_told_from_one_that_never_comes() {
     assert_eq!((why(&verbs, 7), why(&verbs, 8)), (json!({ "state": "settled" }), json!({ "state": "rolled_back" })));
     assert_eq!(
         line(&verbs, 8),
-        "there is none and will be none: its transaction was rolled back, or it was removed by hand"
+        "there is none and will be none: rolled back, thinned as an old version of its key, or removed by hand"
     );
 }
 

@@ -38,7 +38,8 @@ fn fate(fate: &Fate) -> String {
         }
         Fate::NotVisible { pid: None } => "not visible, its transaction may be prepared and still to commit".to_owned(),
         Fate::RolledBack => {
-            "there is none and will be none: its transaction was rolled back, or it was removed by hand".to_owned()
+            "there is none and will be none: rolled back, thinned as an old version of its key, or removed by hand"
+                .to_owned()
         }
         Fate::Removed { begins_after } => format!("removed by retention, the log begins after {begins_after}"),
         Fate::Filtered => "the group's filter does not match it".to_owned(),

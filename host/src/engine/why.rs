@@ -35,7 +35,7 @@ pub enum Fate {
     Unknown { last_id: i64 },
     /// The transaction that drew it may still be open. `pid`: the database process of one that is; `None`: a prepared one.
     NotVisible { pid: Option<i32> },
-    /// It was drawn and will never come.
+    /// It was drawn and will never come; or it was there, and was thinned as an old version of its key.
     RolledBack,
     /// Retention has dropped it: the log begins after this position.
     Removed { begins_after: i64 },
