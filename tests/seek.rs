@@ -466,3 +466,22 @@ async fn g4_a_seek_of_one_group_is_nothing_to_another() {
     }
     assert_eq!(other.settle(&all[0][2..], &Verdict::Done).await, 0, "what it holds is its own");
 }
+
+/// A seek frees every key of the group but those that an operator has paused, which wait for nobody else from then on.
+#[tokio::test]
+async fn a_key_that_an_operator_paused_stays_paused_over_a_seek() {
+    let mut group = ByHand::declare(STREAMS_TOML).await;
+    let host = group.host;
+    group
+        .project
+        .run(&format!(
+            "insert into {{schema}}.message_key_lease (group_id, message_key, host_id, blocked_by, paused_at, rests)
+             values (1, 'leased', {host}, null, null, false), (1, 'blocked', null, 7, null, false), (1, 'resting', null, null, null, true),
+                 (1, 'paused', {host}, null, now(), false), (1, 'paused head', null, 7, now(), false)"
+        ))
+        .await;
+    group.seek(Start::Earliest).await;
+    let held = "select count(*) from {schema}.message_key_lease where message_key like 'paused%' and paused_at is not null and host_id is null and blocked_by is null";
+    assert_eq!(group.number(held).await, 2);
+    assert_eq!(group.number("select count(*) from {schema}.message_key_lease").await, 2);
+}

@@ -8,7 +8,11 @@ exceptions as (
     delete from {schema}.exception where group_id = $1 returning state, dead_letter_id
 ),
 leases as (
-    delete from {schema}.message_key_lease where group_id = $1
+    delete from {schema}.message_key_lease where group_id = $1 and paused_at is null
+),
+paused as (                                     -- what an operator holds stays held
+    update {schema}.message_key_lease set host_id = null, blocked_by = null, rests = false, changed_at = clock_timestamp()
+    where group_id = $1 and paused_at is not null
 ),
 skipped as (
     delete from {schema}.skipped_versions where group_id = $1
