@@ -82,7 +82,8 @@ async fn list_filters_and_pages_newest_first() {
     let newest_first = ids(&all);
     assert!(newest_first.len() == 5 && newest_first.is_sorted_by(|left, right| left > right), "{newest_first:?}");
     let fields: Vec<&String> = all[0].as_object().expect("an object").keys().collect();
-    let mut contract = ["id", "group", "stream", "message_id", "message_key", "attempts", "class", "error", "died_at"];
+    let mut contract =
+        ["id", "group", "stream", "message_id", "message_key", "attempts", "class", "error", "died_at", "replayed_at"];
     contract.sort_unstable();
     assert_eq!(fields, contract);
     let list = |arguments: &[&str]| {

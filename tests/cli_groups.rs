@@ -162,7 +162,7 @@ fn reads(plan: &Value, scanned: &mut Vec<String>) -> i64 {
     rows + plan["Plans"].as_array().into_iter().flatten().map(|plan| reads(plan, scanned)).sum::<i64>()
 }
 
-/// Must show: `status`, `groups` and `dead list` read a bounded number of rows whatever the sizes.
+/// Must show: `status`, `groups`, `why` and `dead list` read a bounded number of rows whatever the sizes.
 #[tokio::test]
 async fn figures_of_big_tables_are_read_in_bounded_steps() {
     let verbs = Verbs::declare(STREAMS_TOML).await;
@@ -204,12 +204,23 @@ async fn figures_of_big_tables_are_read_in_bounded_steps() {
     })
     .await;
     assert!((50..=10_000).contains(&rows), "a step of redrive read {rows} rows");
+    let why = include_str!("../host/src/engine/why.sql");
+    for id in [1, log_rows / 2, log_rows] {
+        let rows = explain(why, &|query| {
+            let query = query.bind(group.id.0).bind(id).bind(Vec::<String>::new()).bind(None::<Vec<String>>);
+            let query = query.bind(None::<Vec<String>>).bind(None::<Vec<String>>).bind(None::<Value>);
+            query.bind(bound)
+        })
+        .await;
+        assert!((1..bound + 100).contains(&rows), "why of message {id} read {rows} rows");
+    }
     // A group with few rows does not walk those of a group with many.
     let none = verbs.project.group("audit").await.id.0;
     let rows = explain(list, &dead(Some(none), 50, 50, None)).await;
     assert!(rows < 50, "dead list of a group without any read {rows} rows");
     for _ in 0..3 {
         assert_fast("inspect", engine::inspect(database)).await;
+        assert_fast("why", engine::why(database, "email", log_rows)).await;
         assert_fast("dead list", engine::list_dead(database, None, &DeadFilter::default(), None, 50)).await;
         let panics = DeadFilter { class: Some("panic".into()), ..DeadFilter::default() };
         assert_fast("dead list --class", engine::list_dead(database, Some(group.id), &panics, None, 50)).await;

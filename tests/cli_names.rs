@@ -27,6 +27,10 @@ async fn streams_and_groups_may_have_any_name() {
         let group = &verbs.json(&["groups", "--", name])[0];
         assert_eq!((&group["group"], &group["stream"], &group["lag"]), (&(*name).into(), &(*name).into(), &2.into()));
         assert_eq!(verbs.json(&["dead", "list", "--group", name]), serde_json::json!([]), "{name}");
+        assert_eq!(verbs.json(&["pause", "--", name])["group"], *name);
+        assert_eq!(verbs.json(&["resume", "--", name])["changed"], true, "{name}");
+        assert_eq!(verbs.json(&["seek", "--to", "latest", "--yes", "--", name])["position"], 2, "{name}");
+        assert_eq!(verbs.json(&["why", "--", name, "2"])["state"], "before_start", "{name}");
     }
     verbs.refused(&["groups", "--", &"m".repeat(201)], 1, &["no group"]);
     assert!(verbs.json(&["status"])["groups"].as_array().is_some_and(|groups| groups.len() == 6));
@@ -53,6 +57,8 @@ async fn a_schema_may_have_any_name_that_postgres_keeps() {
         let status: serde_json::Value = serde_json::from_str(&run(&["status", "--output", "json"])).expect("JSON");
         assert_eq!((&status["schema"], &status["groups"][0]["lag"]), (&schema.into(), &1.into()));
         assert_eq!(run(&["dead", "list"]), "no dead letters\n");
+        assert!(run(&["seek", "email", "--to", "2026-01-01T00:00:00Z", "--yes"]).contains("with message 1 of"));
+        assert!(run(&["why", "email", "1"]).ends_with("not yet claimed, it is the next\n"));
         assert_eq!(run(&["dead", "redrive", "--all"]), "redriven 0 dead letters\n");
     }
     assert_eq!(number(&database, "select count(*) from pg_namespace where nspname like 'We\"ird%'").await, 1);

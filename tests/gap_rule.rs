@@ -147,7 +147,8 @@ async fn a_gap_with_more_messages_than_one_turn_is_taken_in_parts() {
     assert_eq!(project.left_over().await, 0);
 }
 
-/// Dropped partitions leave a huge hole without a producer: it is closed at once.
+/// A new group begins above dropped partitions. A group that stands below them, as it may after a restore, meets a huge
+/// hole without a producer, which is closed at once.
 #[tokio::test]
 async fn a_huge_hole_of_dropped_partitions_closes_at_once() {
     let project = Project::declare("[streams.orders]\npartition_rows = 100\n[streams.other]").await;
@@ -164,6 +165,8 @@ async fn a_huge_hole_of_dropped_partitions_closes_at_once() {
         )
         .await;
     apply(&project, ONE_GROUP).await;
+    assert_eq!(project.number("select claimed from {schema}.cursor").await, 600);
+    project.run("update {schema}.cursor set claimed = 0").await;
     let mut claimer = Claimer::new(&project, "email").await;
     let open = open_producer(&project, "'open'").await;
     assert_eq!(claimer.next(1000).await.len(), 50);

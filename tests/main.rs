@@ -26,7 +26,11 @@ mod cli_names;
 
 mod cli_produce;
 
+mod cli_seek;
+
 mod cli_tail;
+
+mod cli_why;
 
 mod database;
 
@@ -45,6 +49,8 @@ mod up_faults;
 mod up_reload;
 
 mod up_settings;
+
+mod up_verbs;
 
 mod consume;
 
@@ -75,6 +81,10 @@ mod retries;
 mod drain;
 
 mod filters;
+
+mod seek;
+
+mod seek_hosts;
 
 mod payloads;
 

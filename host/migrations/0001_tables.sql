@@ -82,8 +82,10 @@ create table {schema}.host (
 -- How far a group has claimed its stream: every visible message up to `claimed` is settled, in a claim, an exception,
 -- or a dead letter, and everything not yet visible below it lies in a cursor_gap.
 create table {schema}.cursor (
-    group_id    integer primary key references {schema}.consumer_group (id),
-    claimed     bigint not null
+    group_id     integer primary key references {schema}.consumer_group (id),
+    claimed      bigint not null,
+    begins_after bigint not null,               -- where it was put last: at its creation, by a seek, by max_lag
+    replay_upto  bigint not null default 0      -- the highest `claimed` a seek has left: up to here deliveries are replays
 ) with (fillfactor = 50);                       -- updated in every turn: room for HOT updates
 
 -- Ids the cursor has stepped over while a producer might still commit them.
@@ -181,7 +183,7 @@ create index exception_host on {schema}.exception (host_id, group_id) where stat
 create index exception_deferred on {schema}.exception (group_id, message_key, lane, message_id) where state = 'deferred';
 
 -- Messages a group gave up on, each with its own copy, so that retention can go on.
--- A redriven one keeps its row, with `redriven_at`, until the new delivery ends.
+-- A redriven one keeps its row, with `redriven_at`, until the new delivery ends. One with `replayed_at` stays for people.
 create table {schema}.dead_letter (
     id              bigint generated always as identity primary key,
     group_id        integer not null references {schema}.consumer_group (id),
@@ -194,6 +196,7 @@ create table {schema}.dead_letter (
     deaths          integer not null default 1,
     died_at         timestamptz not null default clock_timestamp(),
     redriven_at     timestamptz,
+    replayed_at     timestamptz,                -- since it died its group was sent back to the message, which comes again
     message_key     text collate "C",
     lane            smallint not null default 0,
     concurrency     {schema}.concurrency not null,  -- as the group treats it

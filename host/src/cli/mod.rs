@@ -18,11 +18,17 @@ mod status;
 
 mod groups;
 
+mod why;
+
 mod dead;
 
 mod key;
 
 mod keys;
+
+mod pause;
+
+mod seek;
 
 mod produce;
 
@@ -89,6 +95,14 @@ pub enum Verb {
     Produce(produce::Produce),
     /// Print what is in a stream, without taking anything from it
     Tail(tail::Tail),
+    /// Stop a group from claiming, on every host and over restarts
+    Pause(pause::Pause),
+    /// Let a paused group go on
+    Resume(pause::Resume),
+    /// Send a group back or forward in its stream; what it runs is cut
+    Seek(seek::Seek),
+    /// Tell what one message waits for in a group, or what became of it
+    Why(why::Why),
     /// Look at dead letters, deliver them again, forget them
     Dead(dead::Dead),
     /// Tell which keys of a group are leased, wait or are blocked
@@ -159,6 +173,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Groups(groups) => groups.run(&global).await,
         Verb::Produce(produce) => produce.run(&global).await,
         Verb::Tail(tail) => tail.run(&global).await,
+        Verb::Pause(pause) => pause.run(&global).await,
+        Verb::Resume(resume) => resume.run(&global).await,
+        Verb::Seek(seek) => seek.run(&global).await,
+        Verb::Why(why) => why.run(&global).await,
         Verb::Dead(dead) => dead.run(&global).await,
         Verb::Keys(keys) => keys.run(&global).await,
         Verb::Key(key) => key.run(&global).await,

@@ -41,6 +41,7 @@ use self::read::Reader;
 pub use self::{
     errors::{ConfigError, ConfigErrors, nearest},
     interpolate::Environment,
+    scalar::parse_time,
     schema::json_schema,
     text::NAME_BYTES_MAX,
     types::*,

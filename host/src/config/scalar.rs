@@ -173,9 +173,14 @@ fn utc_time(raw: &DeValue<'_>, text: Option<&str>) -> Result<String, Option<Stri
         (_, Some(text)) => text.to_owned(),
         _ => return Err(None),
     };
-    let zone = || Some("write date, time and zone, for example \"2026-01-01T00:00:00Z\"".to_owned());
-    let time = OffsetDateTime::parse(&written, &Rfc3339).map_err(|_| zone())?;
-    time.checked_to_offset(UtcOffset::UTC).and_then(|utc| utc.format(&Rfc3339).ok()).ok_or_else(zone)
+    parse_time(&written)
+        .ok_or_else(|| Some("write date, time and zone, for example \"2026-01-01T00:00:00Z\"".to_owned()))
+}
+
+/// An RFC 3339 time, in UTC.
+pub fn parse_time(text: &str) -> Option<String> {
+    let time = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+    time.checked_to_offset(UtcOffset::UTC)?.format(&Rfc3339).ok()
 }
 
 fn quotes_missing(raw: &DeValue<'_>) -> impl FnOnce() -> Option<String> {

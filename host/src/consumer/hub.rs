@@ -4,13 +4,13 @@ use std::{
     collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
     },
 };
 
 use tokio::sync::Notify;
 
-use crate::engine::GroupId;
+use crate::engine::{GroupHandle, GroupId};
 
 /// A group on this host, as the hub sees it.
 #[derive(Debug, Default)]
@@ -20,6 +20,10 @@ pub struct Seat {
     wake: Notify,
     /// The database says that this host holds something of the group: compare it with memory.
     pub compare: AtomicBool,
+    /// The epoch that the group works under here.
+    pub epoch: AtomicI64,
+    /// The database says that the epoch was raised: cut what runs.
+    pub seeked: AtomicBool,
 }
 
 impl Seat {
@@ -46,9 +50,10 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn seat(&self, group: GroupId, stream: &Arc<str>) -> Arc<Seat> {
-        let seat = Arc::new(Seat::default());
-        self.seats.lock().expect("the hub does not panic").insert(group, (Arc::clone(stream), Arc::clone(&seat)));
+    pub fn seat(&self, group: &GroupHandle) -> Arc<Seat> {
+        let seat = Arc::new(Seat { epoch: AtomicI64::new(group.epoch), ..Seat::default() });
+        let seated = (Arc::clone(&group.stream), Arc::clone(&seat));
+        self.seats.lock().expect("the hub does not panic").insert(group.id, seated);
         seat
     }
 
@@ -59,6 +64,12 @@ impl Hub {
     pub fn idle_groups(&self) -> Vec<GroupId> {
         let seats = self.seats.lock().expect("the hub does not panic");
         seats.iter().filter(|(_, (_, seat))| seat.idle.load(Relaxed)).map(|(group, _)| *group).collect()
+    }
+
+    /// Every group with the epoch that it works under here.
+    pub fn epochs(&self) -> Vec<(GroupId, i64)> {
+        let seats = self.seats.lock().expect("the hub does not panic");
+        seats.iter().map(|(group, (_, seat))| (*group, seat.epoch.load(Relaxed))).collect()
     }
 
     pub fn with_seat(&self, group: GroupId, act: impl FnOnce(&Seat)) {

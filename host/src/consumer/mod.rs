@@ -21,6 +21,8 @@ mod polling;
 
 mod rescue;
 
+mod seeking;
+
 mod upkeep;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -85,6 +87,7 @@ impl Consumer {
         services.spawn(polling::send_hints(database.clone(), Arc::clone(&hub), stop.clone()));
         services.spawn(polling::hear_hints(database.clone(), Arc::clone(&hub), stop.clone()));
         services.spawn(rescue::rescue(database.clone(), Arc::clone(&hub), Arc::clone(&counters), stop.clone()));
+        services.spawn(seeking::watch(database.clone(), Arc::clone(&hub), host.heartbeat, stop.clone()));
         services.spawn(upkeep::keep_up(database.clone(), Arc::clone(&counters), stop.clone()));
         services.spawn(rescue::compare(
             database.clone(),

@@ -54,6 +54,8 @@ pub struct DeadLetter {
     pub error: String,
     /// RFC 3339, UTC.
     pub died_at: String,
+    /// Its group was sent back to the message since then, so it comes again without a redrive.
+    pub replayed_at: Option<String>,
 }
 
 /// Everything about one dead letter but its payload.
@@ -149,6 +151,7 @@ fn read_letter(row: &PgRow) -> Result<DeadLetter, sqlx::Error> {
         class: row.try_get("class")?,
         error: row.try_get("error")?,
         died_at: row.try_get("died_at")?,
+        replayed_at: row.try_get("replayed_at")?,
     })
 }
 

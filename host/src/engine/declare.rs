@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use sqlx::{PgConnection, Row, types::Json};
 
-use super::{StreamId, functions, group::like, lease::milliseconds};
+use super::{GroupId, StreamId, functions, group::like, lease::milliseconds, position::place_cursor};
 use crate::{
-    config::{Config, Group, KeyPolicy, KeyRule, Start, Stream},
+    config::{Config, Group, KeyPolicy, KeyRule, Stream},
     database::Database,
 };
 
@@ -210,24 +210,8 @@ async fn declare_group(
     let query = query.bind(name).bind(&group.stream).bind(&group.handler).bind(Json(policy));
     let row = query.fetch_one(&mut *tx).await?;
     if !known.groups.contains_key(name) {
-        place_cursor(database, tx, (row.try_get(0)?, row.try_get(1)?), &group.start).await?;
+        let (id, stream) = (GroupId(row.try_get(0)?), StreamId(row.try_get(1)?));
+        place_cursor(database, tx, id, stream, &group.start).await?;
     }
     Ok(())
-}
-
-async fn place_cursor(
-    database: &Database,
-    tx: &mut PgConnection,
-    (group, stream): (i32, i32),
-    start: &Start,
-) -> Result<()> {
-    let query = match start {
-        Start::Earliest => database.query(include_str!("start_earliest.sql")).bind(group),
-        Start::Latest => database.stream_query(include_str!("start_latest.sql"), stream).bind(group),
-        Start::Id(id) => database.query(include_str!("start_id.sql")).bind(group).bind(*id),
-        Start::Time(time) => {
-            database.stream_query(include_str!("start_time.sql"), stream).bind(group).bind(time.clone())
-        }
-    };
-    query.execute(tx).await.context("place its cursor").map(drop)
 }

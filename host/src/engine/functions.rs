@@ -23,6 +23,7 @@ const STREAM: &[&str] = &[
     include_str!("functions/produce.sql"),
     include_str!("functions/log.sql"),
     include_str!("functions/keys.sql"),
+    include_str!("functions/position.sql"),
     include_str!("functions/claim.sql"),
 ];
 

@@ -3,7 +3,8 @@
 //!
 //! Where to look: the claim algorithm is `functions/claim.sql`, message keys `functions/keys.sql`, the produce API `functions/shared.sql` and
 //! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's
-//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs` and `read.rs`.
+//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `why.rs`, `pause.rs` and
+//! `seek.rs`.
 
 mod ids;
 
@@ -37,6 +38,16 @@ mod dead;
 
 mod keys;
 
+mod position;
+
+mod pause;
+
+mod seek;
+
+mod epochs;
+
+mod why;
+
 mod read;
 
 mod maintain;
@@ -50,6 +61,7 @@ pub use dead::{
     payload as dead_payload, pick as pick_dead, redrive, show as show_dead, show_message as show_dead_message,
 };
 pub use declare::{Change, apply, plan};
+pub use epochs::{epoch, raised_epochs};
 pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
@@ -60,9 +72,12 @@ pub use keys::{
 pub use lease::{dead_hosts, deregister, register, renew};
 pub use maintain::{Deployed, Passed, Pinned, Report, Step, maintain, record_deployment};
 pub use names::{find_group, find_stream};
+pub use pause::{Paused, pause, resume};
 pub use produce::{NewEntry, ProduceError, Produced, produce};
 pub use read::{LogEntry, last_positions, read_log, read_payload};
 pub use reconcile::{Held, give_back, groups_held, held, held_keys};
 pub use recover::{Orphaned, orphaned_groups, recover};
+pub use seek::{Seeked, preview_seek, seek};
 pub use settle::{LeavesKey, Settled, Settlement, settle};
 pub use verdict::{Verdict, verdict};
+pub use why::{Fate, Why, why};

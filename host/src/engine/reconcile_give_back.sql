@@ -13,6 +13,7 @@ unknown as (
         from gone, unnest(gone.pending) as r (ids), {schema}.message_log_{stream_id} l
         where l.id >= lower(r.ids) and l.id < upper(r.ids)
     ) as l
+    on conflict (group_id, message_id) do nothing -- it was redriven as well
     returning message_id
 ),
 running as (

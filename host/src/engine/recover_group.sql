@@ -15,6 +15,7 @@ lost as (
         from gone, unnest(gone.pending) as r (ids), {schema}.message_log_{stream_id} l
         where l.id >= lower(r.ids) and l.id < upper(r.ids)
     ) as l
+    on conflict (group_id, message_id) do nothing -- it was redriven as well
     returning message_id, failures, dead_letter_id, message_key, lane, concurrency
 ),
 running as (

@@ -13,3 +13,4 @@ from unnest($2::bigint[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $
     as a (message_id, delay_ms, failures, class, error, digest, dead_letter_id, replay, concurrency, lane, skipped, is_deferred)
 left join {schema}.log_rows_{stream_id}($2::bigint[]) l on l.id = a.message_id
 left join {schema}.dead_letter d on d.id = a.dead_letter_id
+on conflict (group_id, message_id) do nothing

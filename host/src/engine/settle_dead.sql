@@ -10,7 +10,7 @@ with dead as (
 again as (
     update {schema}.dead_letter d
     set attempts = a.attempts, class = a.class, error = a.error, digest = a.digest, deaths = d.deaths + 1,
-        died_at = clock_timestamp(), redriven_at = null
+        died_at = clock_timestamp(), redriven_at = null, replayed_at = null
     from dead a where d.id = a.dead_letter_id and d.group_id = $1
 )
 insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, digest,
@@ -24,4 +24,4 @@ where a.dead_letter_id is null
 order by a.message_id
 on conflict on constraint dead_letter_once do update
 set attempts = excluded.attempts, class = excluded.class, error = excluded.error, digest = excluded.digest, deaths = d.deaths + 1,
-    died_at = clock_timestamp(), redriven_at = null
+    died_at = clock_timestamp(), redriven_at = null, replayed_at = null

@@ -1,2 +1,5 @@
--- A new group begins at a position. Called by engine::declare.
-insert into {schema}.cursor (group_id, claimed) values ($1, greatest($2::bigint - 1, 0))
+-- A group begins at a position, or at the first message that retention has left. Called by engine::position; cursor
+-- primary key.
+insert into {schema}.cursor (group_id, claimed, begins_after)
+select $1, at.id, at.id from (select greatest($2::bigint - 1, {schema}.log_floor_{stream_id}()) as id) as at
+on conflict (group_id) do update set claimed = excluded.claimed, begins_after = excluded.begins_after

@@ -1,9 +1,10 @@
--- A new group begins with what commits after its creation, including by transactions that are running now: the cursor
--- is the highest visible id, and holes below it that a running producer may still fill become a gap. The holders are
--- read from pg_locks after the snapshot that showed the holes. Without producers the log is not scanned.
--- Called by engine::declare.
+-- A group begins with what commits from now on, including by transactions that are running now: the cursor is the highest
+-- visible id, and holes below it that a running producer may still fill become a gap. The holders are read from pg_locks
+-- after the snapshot that showed the holes. Without producers the log is not scanned; with them its ids are, all of them:
+-- where to begin could only be told by times, and a clock that was set back would then lose messages.
+-- A group that was elsewhere has no gap left when this runs. Called by engine::position; cursor primary key.
 with head as materialized (
-    select coalesce(max(id), 0) as id from {schema}.message_log_{stream_id}
+    select coalesce(max(id), {schema}.log_floor_{stream_id}()) as id from {schema}.message_log_{stream_id}
 ),
 held as materialized (
     select array_agg(l.virtualtransaction) as holders, array_agg(l.pid) as pids
@@ -14,7 +15,7 @@ held as materialized (
 hole as (
     select range_agg(int8range(below + 1, id)) as missing
     from (
-        select id, lag(id, 1, 0::bigint) over (order by id) as below
+        select id, lag(id, 1, {schema}.log_floor_{stream_id}()) over (order by id) as below
         from {schema}.message_log_{stream_id} where (select holders is not null from held)
     ) as pairs
     where id > below + 1
@@ -23,4 +24,5 @@ gap as (
     insert into {schema}.cursor_gap (group_id, missing, holders, pids)
     select $1, hole.missing, held.holders, held.pids from hole, held where hole.missing is not null and held.holders is not null
 )
-insert into {schema}.cursor (group_id, claimed) select $1, id from head
+insert into {schema}.cursor (group_id, claimed, begins_after) select $1, id, id from head
+on conflict (group_id) do update set claimed = excluded.claimed, begins_after = excluded.begins_after

@@ -1,7 +1,9 @@
--- Whether groups hold anything, and where their cursors stand. Called by `up --drain`; the groups' indexes.
+-- Whether groups hold anything, and where their cursors stand. A paused group has nothing to do but to end what runs: it
+-- is taken to stand at the end of any log, and what waits in it does not count.
+-- Called by `up --drain`; the groups' indexes.
 select exists (select from {schema}.claim where group_id = g.id)
-        or exists (select from {schema}.exception where group_id = g.id)
-        or exists (select from {schema}.cursor_gap where group_id = g.id) as busy,
-    g.stream_id, c.claimed
+        or exists (select from {schema}.exception where group_id = g.id and (g.paused_at is null or state = 'running'))
+        or (g.paused_at is null and exists (select from {schema}.cursor_gap where group_id = g.id)) as busy,
+    g.stream_id, case when g.paused_at is null then c.claimed else 9223372036854775806 end as claimed
 from {schema}.consumer_group g join {schema}.cursor c on c.group_id = g.id
 where g.name = any ($1)

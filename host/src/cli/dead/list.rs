@@ -28,7 +28,7 @@ pub struct List {
     pub before: Option<i64>,
 }
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     Column::right("id"),
     Column::left("group"),
     Column::right("message"),
@@ -36,6 +36,7 @@ const COLUMNS: [Column; 8] = [
     Column::right("attempts"),
     Column::left("class"),
     Column::left("died at"),
+    Column::left("replayed at"),
     Column::left("error"),
 ];
 
@@ -69,6 +70,7 @@ fn cells(letter: &DeadLetter) -> Vec<String> {
         letter.attempts.to_string(),
         letter.class.clone(),
         letter.died_at.clone(),
+        letter.replayed_at.clone().unwrap_or_default(),
         first_line(&letter.error),
     ]
 }

@@ -88,6 +88,7 @@ fn text(details: &DeadLetterDetails) -> String {
         ("died at", Some(letter.died_at.clone())),
         ("deaths", (details.deaths > 1).then(|| details.deaths.to_string())),
         ("redriven at", details.redriven_at.clone()),
+        ("replayed at", letter.replayed_at.clone()),
         ("attempts", Some(letter.attempts.to_string())),
         ("handler", details.digest.clone()),
         ("payload", Some(payload)),

@@ -39,14 +39,12 @@ pub struct Parts {
 #[derive(Debug, PartialEq)]
 struct Declared {
     id: GroupId,
-    /// Raised by a seek.
-    epoch: i64,
     policy: Arc<config::Group>,
 }
 
 impl Declared {
     fn of(group: &GroupHandle) -> Self {
-        Self { id: group.id, epoch: group.epoch, policy: Arc::clone(&group.policy) }
+        Self { id: group.id, policy: Arc::clone(&group.policy) }
     }
 }
 

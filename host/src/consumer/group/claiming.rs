@@ -102,7 +102,7 @@ impl Group {
         self.setting.counters.fenced.fetch_add(fenced as u64, Relaxed);
         match turn.note {
             Note::Gone => return Step::End(End::Gone),
-            Note::EpochRaised => return self.start_over(),
+            Note::EpochRaised => self.seat.seeked.store(true, Relaxed), // the next step starts over
             // The holder of the group's lock may take what we wanted; look again with the next poll. Our idle keys do not
             // wait so long.
             Note::Busy => {
@@ -111,7 +111,7 @@ impl Group {
                     self.not_before = Some(Instant::now() + BUSY_WAIT);
                 }
             }
-            Note::Paused => self.may_have_work = false,
+            Note::Paused => self.pause(),
             Note::Claimed => self.may_have_work = turn.advanced || !turn.claimed.is_empty(),
             Note::Settled | Note::LeaseLost => {}
         }
@@ -131,11 +131,11 @@ impl Group {
         Step::Again
     }
 
-    /// The group was seeked: what we hold is void, and the next look at the group tells the new epoch.
-    fn start_over(&mut self) -> Step {
-        self.forget();
+    /// No delivery begins any more: what runs ends, and what no slot has begun goes back, no attempt counted.
+    fn pause(&mut self) {
         self.may_have_work = false;
-        Step::Rest
+        let waiting = self.slots.take_back();
+        self.hand_back(waiting);
     }
 
     /// Counts and remembers a delivery that has ended.

@@ -17,6 +17,8 @@ mod lanes;
 
 mod memory;
 
+mod seeking;
+
 mod settling;
 
 mod slots;
@@ -66,7 +68,7 @@ pub struct Setting {
 
 /// Runs the group until it is drained, or gone.
 pub async fn run(setting: Setting) {
-    let seat = setting.hub.seat(setting.group.id, &setting.group.stream);
+    let seat = setting.hub.seat(&setting.group);
     let (slots, ended) = Slots::start(setting.group.policy.slots, &setting.newest);
     let pace = Pace::new(setting.group.policy.slots);
     let mut group = Group {
@@ -203,6 +205,9 @@ impl Group {
         self.collect();
         if self.not_before.is_some_and(|until| until > Instant::now()) {
             return Step::Rest;
+        }
+        if self.seat.seeked.swap(false, Relaxed) {
+            return self.start_over().await;
         }
         if self.must_compare || self.seat.compare.swap(false, Relaxed) {
             return self.compare(identity).await;

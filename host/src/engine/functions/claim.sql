@@ -82,6 +82,7 @@ declare
     v_durable text := current_setting('synchronous_commit');
     v_claims boolean;                           -- more than settling is wanted
     v_cursor bigint;
+    v_replay_upto bigint;                       -- up to here the group had claimed before it was sent back
     v_frontier bigint;
     v_claim bigint;
     v_live text[];                              -- producers alive before this turn's snapshot; null: no gap is open
@@ -180,7 +181,7 @@ begin
         v_exceptions := v_exceptions || {schema}.take_due_{stream_id}(p_group, p_host, v_claim, p_want_retries);
     end if;
 
-    select claimed into v_cursor from {schema}.cursor where group_id = p_group;
+    select claimed, replay_upto into v_cursor, v_replay_upto from {schema}.cursor where group_id = p_group;
     v_frontier := v_cursor;
     if p_want > 0 then
         if exists (select from {schema}.cursor_gap where group_id = p_group) then
@@ -286,6 +287,7 @@ begin
         delayed as (
             insert into {schema}.exception (group_id, message_id, state, due_at, message_key)
             select p_group, id, 'delayed', deliver_after, message_key from taken where is_plain and not is_due
+            on conflict (group_id, message_id) do nothing -- it was redriven as well
         )
         -- All, and no hole: what a later statement sees in between may be more.
         select (select id from reach), (select id from reach) - v_cursor = count(*) filter (where is_plain and is_due),
@@ -345,13 +347,13 @@ begin
         return query
         select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
             m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
-            0, false, false, 'parallel', m.lane, 0::bigint, null::bigint
+            0, false, m.id <= v_replay_upto, 'parallel', m.lane, 0::bigint, null::bigint
         from {schema}.log_between_{stream_id}(v_cursor, v_frontier) m;
     elsif v_run is not null then
         return query
         select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
             m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
-            0, false, false, least(m.concurrency, p_override)::text, m.lane, coalesce(s.versions, 0), case
+            0, false, m.id <= v_replay_upto, least(m.concurrency, p_override)::text, m.lane, coalesce(s.versions, 0), case
                 when p_marks_gaps and m.concurrency = 'ordered' then {schema}.gap_since(p_group, m.message_key, m.id) end
         from (
             select * from {schema}.log_between_{stream_id}(v_cursor, v_frontier)
@@ -390,7 +392,8 @@ begin
         )
         select 2::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, t.message_id, t.message_key,
             t.compaction_rank, t.routing_key, t.headers::text, t.content_type, t.payload,
-            (extract(epoch from t.produced_at) * 1000)::bigint, t.failures, t.dead_letter_id is not null, t.replay,
+            (extract(epoch from t.produced_at) * 1000)::bigint, t.failures, t.dead_letter_id is not null,
+            t.replay or (t.dead_letter_id is null and t.message_id <= v_replay_upto),
             t.concurrency::text, t.lane, t.skipped + coalesce(s.versions, 0), case
                 when p_marks_gaps and t.concurrency = 'ordered' then {schema}.gap_since(p_group, t.message_key, t.message_id) end
         from due t

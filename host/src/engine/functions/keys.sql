@@ -236,6 +236,7 @@ begin
         union all
         select p_group, id, 'delayed', due, message_key, lane, mode, case when compacted then 0 end
         from fresh where not is_due and mode <> 'ordered'
+        on conflict (group_id, message_id) do nothing -- it was redriven as well
     )
     select coalesce(array_agg(id), '{}') into v_run
     from (

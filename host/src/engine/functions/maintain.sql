@@ -306,7 +306,7 @@ begin
         end if;
     end loop;
     if v_below > v_group.claimed then
-        update {schema}.cursor set claimed = v_below where group_id = p_group;
+        update {schema}.cursor set claimed = v_below, begins_after = v_below where group_id = p_group;
         return query select v_group.name, v_group.claimed, v_below;
     end if;
 end

@@ -100,6 +100,7 @@ create or replace function {schema}.gap_since(p_group integer, p_key text, p_mes
 language sql stable
 as $$
     select message_id from {schema}.dead_letter
-    where group_id = p_group and message_key = p_key and concurrency = 'ordered' and redriven_at is null and message_id < p_message
+    where group_id = p_group and message_key = p_key and concurrency = 'ordered' and redriven_at is null and replayed_at is null
+        and message_id < p_message
     order by message_id limit 1
 $$;

@@ -65,7 +65,7 @@ impl Step {
     }
 
     /// Second number of the step's advisory lock. Part of what hosts of different versions agree on.
-    fn lock(self) -> i32 {
+    pub(super) fn lock(self) -> i32 {
         match self {
             Self::Extend => 1,
             Self::IdempotencyKeys => 2,

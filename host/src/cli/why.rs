@@ -1,0 +1,80 @@
+//! `millstream why`: what one message waits for in one group, or what became of it, in one line.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{Global, human, output::visible, with_database::with_database};
+use crate::engine::{self, Fate};
+
+#[derive(Args, Debug)]
+pub struct Why {
+    /// The group that should handle it
+    pub group: String,
+    /// The message's id, as `tail` and `produce` show it
+    #[arg(value_name = "ID")]
+    pub id: i64,
+}
+
+impl Why {
+    pub(super) async fn run(&self, global: &Global) -> Result<()> {
+        let why = with_database(global, async |database, _| engine::why(database, &self.group, self.id).await).await?;
+        global.output().one(&why, text)
+    }
+}
+
+fn text(why: &engine::Why) -> String {
+    let paused = match &why.paused_at {
+        Some(since) if why.fate.waits_for_a_claim() => format!("; the group is paused since {since}"),
+        _ => String::new(),
+    };
+    visible(&format!("message {} of {}: {}{paused}", why.message_id, why.stream, fate(&why.fate))) + "\n"
+}
+
+fn fate(fate: &Fate) -> String {
+    match fate {
+        Fate::Unknown { last_id } => format!("there is none yet, the last id drawn is {last_id}"),
+        Fate::NotVisible { pid: Some(pid) } => {
+            format!("not visible, its transaction may still be open (database process {pid})")
+        }
+        Fate::NotVisible { pid: None } => "not visible, its transaction may be prepared and still to commit".to_owned(),
+        Fate::RolledBack => {
+            "there is none and will be none: rolled back, thinned as an old version of its key, or removed by hand"
+                .to_owned()
+        }
+        Fate::Removed { begins_after } => format!("removed by retention, the log begins after {begins_after}"),
+        Fate::Filtered => "the group's filter does not match it".to_owned(),
+        Fate::Unclaimed { before: 0, .. } => "not yet claimed, it is the next".to_owned(),
+        Fate::Unclaimed { before, before_exact } => {
+            let about = if *before_exact { "" } else { "about " };
+            format!("not yet claimed, {about}{} messages stand before it", human::count(before.unsigned_abs()))
+        }
+        Fate::InGap => "committed late, below the group's position; the next turn takes it".to_owned(),
+        Fate::Claimed { host, host_alive, since, attempt, max_attempts } => {
+            let since = since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
+            let dead = if *host_alive { "" } else { "; its lease has run out, another host takes over" };
+            format!("with host {host}{since}, attempt {attempt} of {max_attempts}{dead}")
+        }
+        Fate::Retrying { due_at, is_due, attempt, max_attempts, class, redriven_from } => {
+            let due = if *is_due { "due since" } else { "at" };
+            let last = class.as_ref().map(|class| format!("; the last one failed: {class}")).unwrap_or_default();
+            let redriven = redriven_from.map(|id| format!("; redriven from dead letter {id}")).unwrap_or_default();
+            format!("waits for attempt {attempt} of {max_attempts}, {due} {due_at}{last}{redriven}")
+        }
+        Fate::Delayed { due_at } => format!("delayed until {due_at}"),
+        Fate::Deferred { key_rests: true, .. } => "waits behind its key, which rests after a dead letter".to_owned(),
+        Fate::Deferred { key_paused: true, .. } => "waits behind its key, which is paused".to_owned(),
+        Fate::Deferred { blocked_by: Some(id), .. } => format!("waits behind message {id} of its key"),
+        Fate::Deferred { key_host: Some(host), .. } => format!("waits behind its key, which is with host {host}"),
+        Fate::Deferred { .. } => "waits behind its key, which the next turn takes".to_owned(),
+        Fate::Superseded { by } => format!("superseded by message {by}, a newer version of its key"),
+        Fate::Dead { dead_letter_id, class, attempts, died_at, redriven_at } => {
+            let redriven = redriven_at.as_ref().map(|at| format!(", redriven at {at}")).unwrap_or_default();
+            format!("dead letter {dead_letter_id} since {died_at}: {class}, after {attempts} attempts{redriven}")
+        }
+        Fate::BeforeStart { begins_after, claimed_before } => {
+            let handled = if *claimed_before { "; before that it had passed it" } else { "" };
+            format!("the group began, or was sent, after {begins_after}, behind it{handled}")
+        }
+        Fate::Settled => "done".to_owned(),
+    }
+}
