@@ -43,6 +43,11 @@ async fn d1_block_parks_the_head_and_keeps_the_rest_behind_it() {
         0,
         "no attempt is counted for those behind"
     );
+    let groups = ["email".to_owned()];
+    wait_for("a job has nothing left to do", LIMIT, async || {
+        !engine::has_unfinished(&project.database, &groups).await.unwrap()
+    })
+    .await;
     host.drain().await;
 }
 

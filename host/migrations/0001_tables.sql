@@ -137,6 +137,7 @@ create table {schema}.message_key_lease (
 create index message_key_lease_host on {schema}.message_key_lease (host_id, group_id) where host_id is not null;
 create index message_key_lease_ready on {schema}.message_key_lease (group_id)
     where host_id is null and blocked_by is null and paused_at is null;
+create index message_key_lease_blocked on {schema}.message_key_lease (group_id) where blocked_by is not null;
 
 -- Versions of a key that a group passed over since its last delivery of the key: `skipped` of the next one.
 create table {schema}.skipped_versions (

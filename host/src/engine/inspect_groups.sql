@@ -4,7 +4,7 @@
 -- Reads a bounded number of rows for each group, whatever the sizes: every count goes through an index range in its
 -- order and ends at $1 + 1. `between g.id and g.id` is an equality that the planner does not see through, so that only
 -- the index that begins with group_id gives the order; else it may walk another group's rows. Indexes: message_log primary key, dead_letter_open, exception_due, exception_host,
--- exception_deferred, exception primary key, claim_group, cursor_gap_group, message_key_lease primary key.
+-- exception_deferred, exception primary key, claim_group, cursor_gap_group, message_key_lease_blocked.
 select g.name, g.handler, g.paused_at is not null as paused,
     fresh.count as fresh, late.count as late, ahead.ids as ids_ahead,
     claimed.pending + running.count as in_flight, due.waiting as retrying, due.delayed, deferred.count as deferred,
@@ -52,7 +52,7 @@ cross join lateral (
     select count(*) as count from (
         select from {schema}.exception
         where group_id between g.id and g.id and state = 'deferred'
-        order by group_id, message_key, message_id limit $1 + 1
+        order by group_id, message_key, lane, message_id limit $1 + 1
     ) as e
 ) as deferred
 cross join lateral (
@@ -66,9 +66,9 @@ left join lateral (
     where group_id between g.id and g.id and redriven_at is null order by group_id desc, id desc limit 1
 ) as newest_dead on true
 cross join lateral (
-    select count(*) filter (where blocked_by is not null) as blocked from (
-        select blocked_by from {schema}.message_key_lease
-        where group_id between g.id and g.id order by group_id, message_key limit $1 + 1
+    select count(*) as blocked from (
+        select from {schema}.message_key_lease
+        where group_id between g.id and g.id and blocked_by is not null order by group_id limit $1 + 1
     ) as k
 ) as leases
 cross join lateral (
