@@ -70,6 +70,8 @@ mod deploy;
 
 mod produce;
 
+mod produce_from;
+
 mod gap_rule;
 
 mod extending;
