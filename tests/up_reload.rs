@@ -99,17 +99,22 @@ async fn a_handler_is_replaced_under_load_and_nothing_is_lost_or_doubled() {
         for way in ["in place", "chunks", "link", "rename"] {
             let (old, new) = (digest(&version(number)), digest(&version(number + 1)));
             number += 1;
-            let bytes = version(number);
+            let (bytes, position) = (version(number), program.log_end());
             match way {
                 "in place" => fs::write(&file, bytes).unwrap(),
                 "chunks" => in_chunks(file.clone(), bytes).await,
                 "link" => swap_link(&file, &bytes),
                 _ => rename(&file, &bytes),
             }
-            program.logged(&format!("new_digest={new}")).await;
+            program.logged_after(position, &format!("new_digest={new}")).await;
             // A delivery by the new one, before it is replaced again.
-            program.logged(&format!("digest=\"{new}\"")).await;
-            assert_eq!(program.lines(&["handler replaced", &old, &new]), 1, "{way}: {}", program.stderr());
+            program.logged_after(position, &format!("digest=\"{new}\"")).await;
+            assert_eq!(
+                program.lines_after(position, &["handler replaced", &old, &new]),
+                1,
+                "{way}: {}",
+                program.stderr()
+            );
         }
     }
     stop.cancel();
@@ -121,6 +126,7 @@ async fn a_handler_is_replaced_under_load_and_nothing_is_lost_or_doubled() {
     assert_eq!(program.lines(&["handler replaced"]), number as usize, "one line a change");
     assert_eq!(program.lines(&["ERROR"]) + program.lines(&["WARN"]), 0);
     let after = Footprint::of(&program);
+    println!("{number} reloads, {produced} deliveries: {before:?} before, {after:?} after");
     assert!(after.files <= before.files + 16 && after.threads <= before.threads + 8, "{before:?} {after:?}");
     assert!(after.resident_kib <= before.resident_kib + (128 << 10), "{before:?} {after:?}");
     program.signal(Signal::TERM);

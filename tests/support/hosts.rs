@@ -56,10 +56,7 @@ pub async fn tell(database: &Database, mut command: Value, count: i32) -> Vec<i6
 
 /// What is in `receipts`. Of deliveries that reported: message and attempt.
 pub async fn reports(database: &Database) -> Vec<(i64, i64)> {
-    let stream: i32 = sqlx::query_scalar(database.schema.sql("select id from {schema}.stream where name = 'receipts'"))
-        .fetch_one(&database.pool)
-        .await
-        .expect("find the stream");
+    let stream = receipts(database).await;
     let sql = "select coalesce((body->>'id')::bigint, id), coalesce((body->>'attempt')::bigint, 1)
         from (select id, convert_from(payload, 'UTF8')::jsonb as body from {schema}.message_log_{stream_id}) as report order by id";
     let rows = sqlx::query_as(database.schema.stream_sql(sql, stream));
@@ -68,9 +65,17 @@ pub async fn reports(database: &Database) -> Vec<(i64, i64)> {
 
 /// Waits until `count` messages have reported and nothing is left over; answers the reports.
 pub async fn all_reported(database: &Database, count: usize) -> Vec<(i64, i64)> {
-    wait_for("every message reports", PATIENCE, async || reports(database).await.len() >= count).await;
+    let stream = receipts(database).await;
+    let reported = format!("select count(*) from {{schema}}.message_log_{stream}");
+    let all = i64::try_from(count).expect("a count");
+    wait_for("every message reports", PATIENCE, async || number(database, &reported).await >= all).await;
     settled(database).await;
     reports(database).await
+}
+
+async fn receipts(database: &Database) -> i32 {
+    let sql = database.schema.sql("select id from {schema}.stream where name = 'receipts'");
+    sqlx::query_scalar(sql).fetch_one(&database.pool).await.expect("find the stream")
 }
 
 /// Waits until no message of any group is held, waits or is in doubt.

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -19,6 +19,10 @@ pub struct Program {
     child: Option<Child>,
     environment: Vec<(&'static str, String)>,
 }
+
+/// A place in the log of a program: it writes whole lines, so a line begins there.
+#[derive(Clone, Copy)]
+pub struct LogPosition(u64);
 
 /// A ceiling against hangs, no measure of speed: the machine may be busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -64,12 +68,29 @@ impl Program {
 
     /// Waits until the started program has logged something.
     pub async fn logged(&self, part: &str) {
-        wait_for(&format!("log line `{part}`"), PATIENCE, async || self.stderr().contains(part)).await;
+        self.logged_after(LogPosition(0), part).await;
+    }
+
+    /// The same, looking only at what it has logged after `position`: in a long run the whole log takes long to read.
+    pub async fn logged_after(&self, position: LogPosition, part: &str) {
+        let found = async || self.stderr_after(position).contains(part);
+        wait_for(&format!("log line `{part}`"), PATIENCE, found).await;
     }
 
     /// How many lines it has logged that contain all the parts.
     pub fn lines(&self, parts: &[&str]) -> usize {
-        self.stderr().lines().filter(|line| parts.iter().all(|part| line.contains(part))).count()
+        self.lines_after(LogPosition(0), parts)
+    }
+
+    /// The same, of what it has logged after `position`.
+    pub fn lines_after(&self, position: LogPosition, parts: &[&str]) -> usize {
+        let has_all = |line: &&str| parts.iter().all(|part| line.contains(part));
+        self.stderr_after(position).lines().filter(has_all).count()
+    }
+
+    /// Where its log ends just now.
+    pub fn log_end(&self) -> LogPosition {
+        LogPosition(fs::metadata(self.output("stderr")).map_or(0, |file| file.len()))
     }
 
     /// Starts it in the background with the environment of nobody in particular.
@@ -107,7 +128,16 @@ impl Program {
 
     /// What the started program has logged so far.
     pub fn stderr(&self) -> String {
-        fs::read_to_string(self.output("stderr")).unwrap_or_default()
+        self.stderr_after(LogPosition(0))
+    }
+
+    fn stderr_after(&self, position: LogPosition) -> String {
+        let mut bytes = Vec::new();
+        if let Ok(mut log) = File::open(self.output("stderr")) {
+            log.seek(SeekFrom::Start(position.0)).expect("seek in its log");
+            log.read_to_end(&mut bytes).expect("read its log");
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     pub fn signal(&self, signal: Signal) {
