@@ -39,7 +39,8 @@ fn has_driver(command: &mut Command) -> bool {
 /// Runs an example twice for one order, and looks at what it left.
 async fn orders_once(project: &Project, order: &str, mut command: impl FnMut() -> Command) {
     for second in ["produced", "duplicate"] {
-        let output = run(&mut command()).expect("it is there");
+        // The test cluster's user has the name of our schema, where an unqualified table would go.
+        let output = run(command().env("PGOPTIONS", "-c search_path=public")).expect("it is there");
         let told = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
         assert!(
