@@ -85,3 +85,5 @@ mod keys_compaction;
 mod keys_dead;
 
 mod keys_produce;
+
+mod model;
