@@ -30,7 +30,7 @@ pub async fn operator(world: Arc<World>) {
 /// Ends the connections of hosts over which a turn or a settle went last, maybe before its answer.
 async fn cut_connections(world: &World) {
     let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity
-        where datname = current_database() and (query like '%.claim_1(%' or query like '%for key share%' or query = 'COMMIT')
+        where datname = current_database() and (query like '%.claim_1(%' or query like '%for key share%')
             and pid <> pg_backend_pid() and application_name <> 'producer'";
     sqlx::query(world.schema.sql(sql)).execute(&world.database.pool).await.expect("cut connections");
 }
