@@ -211,3 +211,26 @@ async fn notify(database: &Database, hint: &Wake, heard: &mut mpsc::UnboundedRec
     .await;
     assert_eq!(found.as_ref(), Some(hint));
 }
+
+/// Whoever gives up on a `begin`, at whatever moment, leaves no transaction open on a connection of the pool: the next
+/// statement there would never commit.
+#[tokio::test]
+async fn a_begin_that_is_given_up_leaves_no_transaction_open() {
+    let database = database().await;
+    let host = database.another_host().await.with_own_pool(1);
+    for micros in (0..200).map(|turn| turn * 10) {
+        let given_up = tokio::time::timeout(Duration::from_micros(micros), host.begin()).await;
+        drop(given_up);
+    }
+    sqlx::query(host.schema.sql("create table {schema}.begun (n integer)"))
+        .execute(&host.pool)
+        .await
+        .expect("create a table");
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
+    wait_for("no transaction is left open", Duration::from_secs(30), async || {
+        crate::support::engine::number(&database, open).await == 0
+    })
+    .await;
+    let seen = "select count(*) from pg_tables where tablename = 'begun'";
+    assert_eq!(crate::support::engine::number(&database, seen).await, 1, "what ran next has committed");
+}

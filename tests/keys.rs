@@ -163,6 +163,30 @@ async fn o2_order_holds_while_hosts_come_and_go() {
     }
 }
 
+/// E7, E9. A host that lost its lease with messages of keys on their way to a slot goes on with these keys under its new
+/// identity.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e9_a_host_that_lost_its_lease_goes_on_with_its_keys() {
+    let host = "[host]\nlease = \"1s\"\nheartbeat = \"200ms\"\n";
+    let project = Project::declare(&(host.to_owned() + &streams("slots = 2"))).await;
+    project.database.expect_log("lost the lease");
+    let (trace, stuck, handler) = steps(|_, _| done());
+    let batch: Vec<_> = (0..2000)
+        .map(|n| keyed(&format!("k{}", n % 100), Concurrency::Ordered, &format!("k{}.{n}", n % 100)))
+        .collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("some progress", LIMIT, async || trace.ended().len() > 100).await;
+    stuck.store(true, Relaxed);
+    let keys = "select count(*) from {schema}.message_key_lease where host_id is not null";
+    wait_for("it has more keys than slots", LIMIT, async || project.number(keys).await > 4).await;
+    project.run("update {schema}.host set expires_at = clock_timestamp()").await;
+    wait_for("a new identity", LIMIT, async || host.counters.snapshot()["leases_lost"] == 1).await;
+    stuck.store(false, Relaxed);
+    all_done(&project).await;
+    host.drain().await;
+}
+
 /// O11. A delayed message on an ordered key holds the key until it is due.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn o11_a_delayed_message_holds_its_ordered_key() {

@@ -164,3 +164,28 @@ async fn y2_a_newer_version_unblocks_a_stuck_key() {
         assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, i64::from(dies));
     }
 }
+
+/// X3, Y2. A version that dies with its hosts at the cap, and has lost meanwhile, ends: no dead letter, and its key goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x3_a_version_that_has_lost_and_dies_with_its_host_does_not_block_its_key() {
+    let host = "[host]\nlease = \"600ms\"\nheartbeat = \"150ms\"\n";
+    let toml = host.to_owned() + &streams("").replace("max_attempts = 3", "max_attempts = 1");
+    let project = Project::declare(&toml).await;
+    let (trace, stuck, handler) = steps(|_, _| done());
+    stuck.store(true, Relaxed);
+    let doomed = project.host_with(&[("email", std::sync::Arc::clone(&handler))]).await;
+    project.produce("orders", &[version("k", Concurrency::Ordered, "old")]).await;
+    wait_for("the old one runs", LIMIT, async || trace.started() == 1).await;
+    project.produce("orders", &[version("k", Concurrency::Ordered, "new")]).await;
+    wait_for("the new one waits", LIMIT, async || {
+        project.number("select count(*) from {schema}.exception where state = 'deferred'").await == 1
+    })
+    .await;
+    drop(doomed);
+    stuck.store(false, Relaxed);
+    let heir = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    heir.drain().await;
+    assert_eq!(trace.ended(), ["new"]);
+    assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+}

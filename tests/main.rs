@@ -101,3 +101,5 @@ mod keys_dead;
 mod keys_produce;
 
 mod keys_retention;
+
+mod model;

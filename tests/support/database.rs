@@ -63,6 +63,11 @@ impl TestDatabase {
         url(&self.name).await
     }
 
+    /// What other threads of the test log to, to be watched as well.
+    pub fn dispatch(&self) -> tracing::Dispatch {
+        self.logs.dispatch()
+    }
+
     /// Lets log lines pass that contain `part`.
     pub fn expect_log(&self, part: &str) {
         self.logs.expect(part);

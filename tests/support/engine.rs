@@ -87,8 +87,7 @@ impl Project {
 
     /// A connection of its own, for transactions that stay open.
     pub async fn session(&self) -> Session {
-        let connection = self.database.pool.acquire().await.expect("a connection").detach();
-        Session { connection, schema: self.database.schema.clone() }
+        Session::begin(&self.database).await
     }
 
     /// Rows left in the tables that must be empty once everything is done.
@@ -108,6 +107,11 @@ pub struct Session {
 }
 
 impl Session {
+    pub async fn begin(database: &Database) -> Self {
+        let connection = database.pool.acquire().await.expect("a connection").detach();
+        Self { connection, schema: database.schema.clone() }
+    }
+
     pub async fn run(&mut self, sql: &str) {
         self.try_run(sql).await.expect("run a statement");
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tracing::{
-    Event, Level, Subscriber,
+    Dispatch, Event, Level, Subscriber,
     field::{Field, Visit},
     subscriber::DefaultGuard,
 };
@@ -15,6 +15,7 @@ use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt};
 /// Watches the log of the thread it was made on: all of a `#[tokio::test]`, whose tasks share its thread.
 pub struct Logs {
     seen: Arc<Mutex<Seen>>,
+    dispatch: Dispatch,
     _guard: DefaultGuard,
 }
 
@@ -27,8 +28,14 @@ struct Seen {
 impl Logs {
     pub fn watch() -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let watcher = tracing_subscriber::registry().with(Watcher(Arc::clone(&seen)));
-        Self { seen, _guard: tracing::subscriber::set_default(watcher) }
+        let dispatch = Dispatch::new(tracing_subscriber::registry().with(Watcher(Arc::clone(&seen))));
+        let _guard = tracing::dispatcher::set_default(&dispatch);
+        Self { seen, dispatch, _guard }
+    }
+
+    /// What other threads of the test log to, to be watched as well.
+    pub fn dispatch(&self) -> Dispatch {
+        self.dispatch.clone()
     }
 
     /// Lets lines pass that contain `part`.

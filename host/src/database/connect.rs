@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, Row,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, Row, Transaction,
     postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
     query::Query,
 };
@@ -78,10 +78,26 @@ impl Database {
         if self.connect.pooler == Pooler::Absent {
             return query.fetch_all(&self.pool).await;
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.begin().await?;
         let rows = query.fetch_all(&mut *tx).await?;
         tx.commit().await?;
         Ok(rows)
+    }
+
+    /// Begins a transaction. Dropping the future is safe.
+    pub async fn begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+        self.begin_with("begin").await
+    }
+
+    /// The same with a `begin` statement of its own.
+    ///
+    /// In a task, which the drop of this future does not end: sqlx forgets a BEGIN whose answer nobody waited for, and gives
+    /// the connection back to the pool with the transaction open. Whatever ran on it next would neither commit nor let its
+    /// locks go. The task ends with the answer, or with the connection.
+    pub async fn begin_with(&self, statement: &'static str) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+        let pool = self.pool.clone();
+        let begun = tokio::spawn(async move { pool.begin_with(statement).await }).await;
+        begun.unwrap_or_else(|error| Err(sqlx::Error::Io(std::io::Error::other(error))))
     }
 
     fn prepared(&self, sql: AssertSqlSafe<String>) -> Query<'static, Postgres, PgArguments> {

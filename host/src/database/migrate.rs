@@ -60,7 +60,7 @@ pub async fn apply(database: &Database, migrations: &[Migration]) -> Result<usiz
 
 /// How many migrations are missing. Reads only; fails as [`migrate`] does for what it cannot go on from.
 pub async fn pending(database: &Database) -> Result<usize> {
-    let mut tx = database.pool.begin().await.context("begin")?;
+    let mut tx = database.begin().await.context("begin")?;
     if !exists(&mut tx, database, include_str!("sql/migration_table_exists.sql")).await? {
         return Ok(MIGRATIONS.len());
     }
@@ -72,7 +72,7 @@ pub async fn pending(database: &Database) -> Result<usize> {
 /// Makes the schema and the bookkeeping table. Asks first, so that a role that may not create anything can still run on
 /// a database that is complete.
 async fn prepare(database: &Database) -> Result<()> {
-    let mut tx = database.pool.begin().await.context("begin")?;
+    let mut tx = database.begin().await.context("begin")?;
     if exists(&mut tx, database, include_str!("sql/migration_table_exists.sql")).await? {
         return Ok(());
     }
@@ -125,7 +125,7 @@ async fn step_with_retries(database: &Database, all: &[Migration], migration: &M
 
 /// One migration in one transaction.
 async fn step(database: &Database, all: &[Migration], migration: &Migration) -> Result<Step> {
-    let mut tx = database.pool.begin().await.context("begin")?;
+    let mut tx = database.begin().await.context("begin")?;
     if let Err(error) = sqlx::raw_sql(database.schema.sql(include_str!("sql/begin_step.sql"))).execute(&mut *tx).await {
         ensure!(is_sqlstate(&error, "55P03"), anyhow!(error).context("take the migration lock"));
         return Ok(Step::Locked("another process that is migrating".to_owned()));

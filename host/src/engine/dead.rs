@@ -234,7 +234,7 @@ pub struct Redriven {
 pub async fn redrive(database: &Database, ids: &[i64], append: bool, mut done: impl FnMut(usize)) -> Result<Redriven> {
     let mut all = Redriven::default();
     for step in ids.chunks(STEP) {
-        let mut tx = database.pool.begin().await.context("begin to redrive")?;
+        let mut tx = database.begin().await.context("begin to redrive")?;
         let query = database.query(include_str!("dead_redrive.sql")).bind(step).bind(append);
         let rows = query.fetch_all(&mut *tx).await.context("redrive dead letters")?;
         tx.commit().await.context("commit what was redriven")?;
@@ -256,7 +256,7 @@ pub async fn redrive(database: &Database, ids: &[i64], append: bool, mut done: i
 pub async fn discard(database: &Database, ids: &[i64], mut done: impl FnMut(usize)) -> Result<u64> {
     let mut discarded = 0;
     for step in ids.chunks(STEP) {
-        let mut tx = database.pool.begin().await.context("begin to discard")?;
+        let mut tx = database.begin().await.context("begin to discard")?;
         let query = database.query(include_str!("dead_discard.sql")).bind(step);
         discarded += query.fetch_all(&mut *tx).await.context("discard dead letters")?.len() as u64;
         tx.commit().await.context("commit what was discarded")?;

@@ -44,7 +44,7 @@ pub const PARTITIONS_AHEAD: i32 = 8;
 
 /// Declares what the configuration says and returns what that changed. Streams and groups that it does not name stay.
 pub async fn apply(database: &Database, config: &Config) -> Result<Vec<Change>> {
-    let mut tx = database.pool.begin().await.context("begin to declare")?;
+    let mut tx = database.begin().await.context("begin to declare")?;
     database.query(include_str!("declare_lock.sql")).execute(&mut *tx).await.context("take the declaration lock")?;
     functions::install(database, &mut tx, &[]).await?;
     let known = Known::load(database, &mut tx).await?;
@@ -70,7 +70,7 @@ pub async fn plan(database: Option<&Database>, config: &Config) -> Result<Vec<Ch
     let known = match database {
         None => Known::default(),
         Some(database) => {
-            let mut tx = database.pool.begin().await.context("begin to compare")?;
+            let mut tx = database.begin().await.context("begin to compare")?;
             Known::load(database, &mut tx).await?
         }
     };

@@ -111,7 +111,7 @@ pub async fn inspect(database: &Database) -> Result<State> {
 
 /// Begins a transaction that reads in one snapshot, and whose statements stop at the limits they name.
 pub(super) async fn bounded_read(database: &Database) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    let mut tx = database.pool.begin_with("begin isolation level repeatable read read only").await?;
+    let mut tx = database.begin_with("begin isolation level repeatable read read only").await?;
     sqlx::raw_sql(include_str!("bounded_read.sql")).execute(&mut *tx).await?;
     Ok(tx)
 }

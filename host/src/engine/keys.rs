@@ -178,7 +178,7 @@ pub async fn release_key(database: &Database, group: GroupId, key: &str) -> Resu
 }
 
 async fn change(database: &Database, statement: &str, group: GroupId, key: &str) -> Result<i64, sqlx::Error> {
-    let mut tx = database.pool.begin().await?;
+    let mut tx = database.begin().await?;
     let lanes = database.query(statement).bind(group.0).bind(key).fetch_one(&mut *tx).await?.try_get(0)?;
     tx.commit().await?;
     Ok(lanes)
@@ -188,7 +188,7 @@ const SKIPPED: &str = "an operator skipped it: its key waited for it";
 
 /// Lets a key go on without the messages it waits for, and answers which. Those that were not dead letters become some.
 pub async fn skip_key(database: &Database, (group, stream): (GroupId, StreamId), key: &str) -> Result<Vec<i64>> {
-    let mut tx = database.pool.begin().await.context("begin to skip")?;
+    let mut tx = database.begin().await.context("begin to skip")?;
     let query = database.query(include_str!("key_skip.sql")).bind(group.0).bind(key);
     let rows = query.fetch_all(&mut *tx).await.context("skip the head of a key")?;
     let (mut skipped, mut buried) = (Vec::new(), Vec::new());

@@ -47,7 +47,7 @@ pub async fn give_back(
     group: &GroupHandle,
     claims: &[ClaimId],
 ) -> Result<i64, sqlx::Error> {
-    let mut tx = database.pool.begin().await?;
+    let mut tx = database.begin().await?;
     if database.query(include_str!("fence.sql")).bind(host.0).fetch_optional(&mut *tx).await?.is_none() {
         return Ok(0);
     }

@@ -47,7 +47,7 @@ pub async fn orphaned_groups(database: &Database, host: HostId) -> Result<Vec<Or
 /// Each counts one failure. One that has used up its attempts is dead-lettered here, so that a message that kills its
 /// hosts ends. Its keys are ready for any host, with the messages of theirs that it held.
 pub async fn recover(database: &Database, dead: HostId, orphaned: Orphaned) -> Result<usize, sqlx::Error> {
-    let mut tx = database.pool.begin().await?;
+    let mut tx = database.begin().await?;
     let lock = database.query(include_str!("recover_lock.sql")).bind(dead.0);
     if lock.fetch_optional(&mut *tx).await?.is_none() {
         return Ok(0);

@@ -83,7 +83,7 @@ async fn move_to(
     name: &str,
     to: &Start,
 ) -> Result<(Transaction<'static, Postgres>, Seeked)> {
-    let mut tx = database.pool.begin().await.context("begin to seek")?;
+    let mut tx = database.begin().await.context("begin to seek")?;
     sqlx::query(LOCK_TIMEOUT).execute(&mut *tx).await.context("bound the waits for locks")?;
     check_point(database, &mut tx, stream, to).await?;
     if let Err(error) = lock(database, &mut tx, group).await {

@@ -111,7 +111,7 @@ pub async fn settle(
     group: &GroupHandle,
     batch: &[Settlement],
 ) -> Result<Settled, sqlx::Error> {
-    let mut tx = database.pool.begin().await?;
+    let mut tx = database.begin().await?;
     let mut work = Work { database, tx: &mut tx, host, group, batch };
     // By itself a settle waits for another producer of the same idempotency key, maybe for long. It does so before it
     // locks anything of ours: with its claim locked, the other messages of that claim, and so its group, would wait too.
@@ -215,8 +215,11 @@ impl Work<'_> {
         if messages.is_empty() {
             return Ok(HashSet::new());
         }
+        let keys: Vec<&str> = keys.iter().map(|key| &**key).collect();
+        let lock = self.database.query(include_str!("settle_lock_keys.sql")).bind(self.group.id.0).bind(&keys);
+        lock.execute(&mut *self.tx).await?;
         let query = self.database.stream_query(include_str!("settle_lost.sql"), self.group.stream_id.0);
-        let query = query.bind(&messages).bind(keys.iter().map(|key| &**key).collect::<Vec<_>>());
+        let query = query.bind(&messages).bind(&keys);
         let rows = query.fetch_all(&mut *self.tx).await?;
         let gone = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
         let is_gone = |one: &Settlement| failed(one).is_some() && gone.contains(&one.message_id);

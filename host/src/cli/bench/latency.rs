@@ -135,7 +135,7 @@ async fn offer(stage: &Stage, bench: &Bench, name: &'static str, hint: bool) -> 
 
 async fn produce_one(database: &crate::database::Database, stream: &str, payload: Vec<u8>) -> Result<()> {
     let message = plain(payload);
-    let mut tx = database.pool.begin().await?;
+    let mut tx = database.begin().await?;
     let entry = crate::engine::NewEntry { message: &message, deliver_after: None };
     crate::engine::produce(database, &mut tx, stream, &[entry]).await?;
     tx.commit().await?;

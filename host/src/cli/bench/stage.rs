@@ -99,7 +99,7 @@ impl Stage {
     /// Produces one batch in a transaction of its own.
     pub async fn produce(&self, stream: &str, batch: &[NewMessage]) -> Result<()> {
         let entries: Vec<_> = batch.iter().map(|message| NewEntry { message, deliver_after: None }).collect();
-        let mut tx = self.database.pool.begin().await?;
+        let mut tx = self.database.begin().await?;
         engine::produce(&self.database, &mut tx, stream, &entries).await?;
         tx.commit().await?;
         Ok(())

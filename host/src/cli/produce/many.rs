@@ -125,7 +125,7 @@ enum Failed {
 
 async fn try_to_store(database: &Database, asked: &Produce, batch: &Batch) -> Result<Vec<Produced>, Failed> {
     let entries: Vec<NewEntry<'_>> = batch.lines.iter().map(entry).collect();
-    let mut tx = database.pool.begin().await.map_err(Failed::Before)?;
+    let mut tx = database.begin().await.map_err(Failed::Before)?;
     let produced = engine::produce(database, &mut tx, &asked.stream, &entries).await.map_err(|error| match error {
         ProduceError::Refused(refusal) => Failed::Refused(refused::batch(&refusal, batch)),
         ProduceError::Database(error) => Failed::Before(error),

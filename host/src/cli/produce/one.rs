@@ -34,7 +34,7 @@ pub(super) async fn produce(database: &Database, asked: &Produce, input: Input) 
         ..NewMessage::default()
     };
     let entry = NewEntry { message: &message, deliver_after: asked.deliver_after.as_deref() };
-    let mut tx = database.pool.begin().await.context("begin to produce")?;
+    let mut tx = database.begin().await.context("begin to produce")?;
     let produced = match engine::produce(database, &mut tx, &asked.stream, &[entry]).await {
         Ok(produced) => produced,
         Err(ProduceError::Refused(refusal)) => return Err(refused::one(&refusal)),

@@ -37,7 +37,7 @@ async fn produce_example(database: &Database, config: &Config, round: usize) -> 
             content_type: Some("application/json".to_owned()),
             ..NewMessage::default()
         };
-        let mut tx = database.pool.begin().await?;
+        let mut tx = database.begin().await?;
         engine::produce(database, &mut tx, stream, &[NewEntry { message: &message, deliver_after: None }]).await?;
         tx.commit().await?;
     }

@@ -129,6 +129,13 @@ impl Lanes {
         map.lines.values_mut().flat_map(|line| std::mem::take(&mut line.waiting)).collect()
     }
 
+    /// A message that was to run will not: nothing of its lane is with the slots.
+    pub fn give_up(&self, work: &Work) {
+        if let Some(lane) = lane_of(work) {
+            self.lock().lines.remove(&lane);
+        }
+    }
+
     /// No settle will come any more for the messages that hold lanes.
     pub fn forget_held(&self) {
         self.lock().lines.retain(|_, line| line.held_by.is_none());

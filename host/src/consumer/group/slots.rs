@@ -116,6 +116,9 @@ impl Slots {
     pub fn take_back(&self) -> Vec<Work> {
         let behind = self.lanes.take_back();
         let first: Vec<Work> = std::iter::from_fn(|| self.waiting.try_recv().ok()).collect();
+        for work in &first {
+            self.lanes.give_up(work); // no slot has it, so none would go on with its lane
+        }
         first.into_iter().chain(behind).collect()
     }
 

@@ -354,7 +354,7 @@ begin
         select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
             m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
             0, false, m.id <= v_replay_upto, least(m.concurrency, p_override)::text, m.lane, coalesce(s.versions, 0), case
-                when p_marks_gaps and m.concurrency = 'ordered' then {schema}.gap_since(p_group, m.message_key, m.id) end
+                when p_marks_gaps and m.concurrency = 'ordered' then {schema}.gap_since(p_group, m.message_key, m.lane, m.id) end
         from (
             select * from {schema}.log_between_{stream_id}(v_cursor, v_frontier)
             union all
@@ -395,7 +395,7 @@ begin
             (extract(epoch from t.produced_at) * 1000)::bigint, t.failures, t.dead_letter_id is not null,
             t.replay or (t.dead_letter_id is null and t.message_id <= v_replay_upto),
             t.concurrency::text, t.lane, t.skipped + coalesce(s.versions, 0), case
-                when p_marks_gaps and t.concurrency = 'ordered' then {schema}.gap_since(p_group, t.message_key, t.message_id) end
+                when p_marks_gaps and t.concurrency = 'ordered' then {schema}.gap_since(p_group, t.message_key, t.lane, t.message_id) end
         from due t
         left join unnest(v_skip_keys, v_skip_versions) as s (message_key, versions)
             on t.compaction_rank is not null and s.message_key = t.message_key

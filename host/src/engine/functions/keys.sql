@@ -184,6 +184,11 @@ begin
             where id = any (v_lost) group by message_key
             on conflict (group_id, message_key) do update set versions = s.versions + excluded.versions;
         end if;
+        -- A settle that blocks its key with an older version, and has not seen the newer one, ends first.
+        perform from {schema}.message_key_lease l
+        where l.group_id = p_group and l.message_key in (
+            select f.message_key from unnest(p_keys, p_compacted) as f (message_key, compacted) where f.compacted)
+        order by l.message_key, l.lane for update of l;
         -- A newer version replaces the one that is deferred, and unblocks a key that waits for an older one.
         perform {schema}.pass_over(p_group, array_agg(e.message_id))
         from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)

@@ -95,12 +95,13 @@ begin
 end
 $$;
 
--- The first dead letter of an ordered key before a message, if one is open. Index: dead_letter_key.
-create or replace function {schema}.gap_since(p_group integer, p_key text, p_message bigint) returns bigint
+-- The first dead letter of an ordered key (or lane of it) before a message, if one is open. Index: dead_letter_key.
+create or replace function {schema}.gap_since(p_group integer, p_key text, p_lane smallint, p_message bigint) returns bigint
 language sql stable
 as $$
     select message_id from {schema}.dead_letter
-    where group_id = p_group and message_key = p_key and concurrency = 'ordered' and redriven_at is null and replayed_at is null
+    where group_id = p_group and message_key = p_key and lane = p_lane and concurrency = 'ordered' and redriven_at is null
+        and replayed_at is null
         and message_id < p_message
     order by message_id limit 1
 $$;

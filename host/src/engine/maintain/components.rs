@@ -20,7 +20,7 @@ pub struct Deployed<'a> {
 /// Records a deployment. `false`: it is the one that was recorded last for the group, by whichever host.
 pub async fn record_deployment(database: &Database, host: HostId, deployed: Deployed<'_>) -> Result<bool> {
     let recorded = async {
-        let mut tx = database.pool.begin().await?;
+        let mut tx = database.begin().await?;
         let lock = database.query(include_str!("lock_components.sql")).bind(Step::Components.lock());
         lock.execute(&mut *tx).await?;
         let query = database.query(include_str!("record_deployment.sql"));

@@ -148,7 +148,7 @@ pub async fn maintain(database: &Database, step: Step) -> Result<Report> {
 
 /// Begins a transaction of a step; `None` while another host is at it.
 async fn begin(database: &Database, step: Step) -> Result<Option<Transaction<'static, Postgres>>> {
-    let mut tx = database.pool.begin().await.context("begin")?;
+    let mut tx = database.begin().await.context("begin")?;
     sqlx::query(LOCK_TIMEOUT_SQL).execute(&mut *tx).await.context("bound the waits for locks")?;
     let lock = database.query(include_str!("lock_step.sql")).bind(step.lock());
     let is_ours: bool = lock.fetch_one(&mut *tx).await.context("take the step's lock")?.try_get(0)?;

@@ -130,7 +130,7 @@ async fn drop_one(database: &Database, partition: Partition) -> Result<u64> {
 }
 
 async fn in_transaction(database: &Database, text: &str, partition: Partition) -> Result<()> {
-    let mut tx = database.pool.begin().await?;
+    let mut tx = database.begin().await?;
     sqlx::query(LOCK_TIMEOUT_SQL).execute(&mut *tx).await?;
     database.query(text).bind(partition.stream).bind(partition.lower_id).execute(&mut *tx).await?;
     tx.commit().await?;

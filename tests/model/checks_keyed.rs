@@ -1,0 +1,231 @@
+//! The reference for exclusive and ordered keys, and for what a dead letter does to an ordered one.
+
+use millstream::{config::OnDeadLetter, handler::Concurrency};
+
+use super::{
+    facts::{Fact, Facts, Told},
+    trace::Micros,
+};
+
+/// E1, E9, O2, O12, Y1. "At any instant at most one live lease per (group, key)", by overlap on one clock, through expiry,
+/// crash and change of hosts. What a host does after its lease has ended is not live.
+pub fn e1_one_at_a_time(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let deliveries = facts.by_message();
+    for ((group, key, lane), line) in facts.lines() {
+        let mut told: Vec<&Told> = line.iter().flat_map(|fact| of(&deliveries, group, fact)).collect();
+        told.sort_by_key(|told| (told.delivery.start, told.delivery.number));
+        let mut last: Option<&Told> = None;
+        for next in told {
+            if let Some(last) = last
+                && next.delivery.start < last.end
+            {
+                found.push(format!("E1: two of key {key:?} ({lane}) at once in group {group}: {last:?} and {next:?}"));
+            }
+            if last.is_none_or(|last| next.end > last.end) {
+                last = Some(next);
+            }
+        }
+    }
+    found
+}
+
+type ByMessage<'a> = std::collections::BTreeMap<(usize, i64), Vec<&'a Told>>;
+
+fn of<'a, 'b>(
+    deliveries: &'b ByMessage<'a>,
+    group: usize,
+    fact: &Fact,
+) -> impl Iterator<Item = &'a Told> + use<'a, 'b> {
+    deliveries.get(&(group, fact.id)).into_iter().flatten().copied()
+}
+
+/// E3. "Exclusive: ... oldest first": where one was confirmed before the other's transaction began, and none is delayed or
+/// compacted, its first delivery comes first.
+pub fn e3_an_exclusive_key_begins_with_its_oldest(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let deliveries = facts.by_message();
+    for ((group, key, _), line) in facts.lines() {
+        let first = |fact: &&Fact| {
+            let is_plain = fact.deliver_after.is_none() && fact.rank.is_none();
+            of(&deliveries, group, fact).next().filter(|_| is_plain)
+        };
+        let mut firsts: Vec<(&Fact, &Told)> = line.iter().filter_map(|fact| Some((*fact, first(fact)?))).collect();
+        firsts.sort_by_key(|(_, told)| (told.delivery.start, told.delivery.number));
+        // Of all that were begun later, none was confirmed before this one's transaction began.
+        let mut earliest = Micros::MAX;
+        for (fact, told) in firsts.iter().rev() {
+            if earliest < fact.produced.began {
+                found.push(format!("E3: key {key:?} in group {group} began {} before an older one: {told:?}", fact.id));
+            }
+            earliest = earliest.min(fact.produced.confirmed);
+        }
+    }
+    found
+}
+
+/// O1, O2, O3, O7, O11, Y2. "Delivery of n+1 starts only after n is terminal", across failures, crashes and delays: each
+/// earlier one of the key was done, or is dead and the policy lets the key go on, or has lost to a newer version.
+pub fn o1_the_next_starts_after_the_one_before_has_ended(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let deliveries = facts.by_message();
+    let versions = facts.versions();
+    for ((group, key, _), line) in facts.lines() {
+        let ordered: Vec<&Fact> =
+            line.into_iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered).collect();
+        for (place, later) in ordered.iter().enumerate() {
+            for told in of(&deliveries, group, later) {
+                let start = told.delivery.start;
+                let waits = |fact: &&&Fact| {
+                    !is_terminal(facts, &deliveries, group, fact, start) && !is_lost(&versions, fact, start)
+                };
+                // From the nearest: what is far behind was looked at with those in between.
+                if let Some(open) = ordered[..place].iter().rev().take(200).find(waits) {
+                    let before: Vec<_> = of(&deliveries, group, open).collect();
+                    found.push(format!(
+                        "O1: of key {key:?} in group {group} {told:?} started before {} had ended: {before:?}",
+                        open.id
+                    ));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether a message had ended for its group at a time, as its last delivery until then tells, or its dead letter.
+fn is_terminal(facts: &Facts, deliveries: &ByMessage<'_>, group: usize, fact: &Fact, at: Micros) -> bool {
+    let last = of(deliveries, group, fact).filter(|told| told.delivery.start < at).last();
+    if last.is_some_and(|last| last.how.is_done() && last.end <= at) {
+        return true;
+    }
+    let since = last.map_or(Micros::MIN, |last| last.delivery.start);
+    let death = facts.deaths_of(group, fact.id).filter(|death| death.at <= at).last();
+    let goes_on = facts.groups[group].on_dead_letter == OnDeadLetter::Skip;
+    death.is_some_and(|death| death.at >= since && (death.what == "gone" || goes_on && death.what == "open"))
+}
+
+/// Whether a newer version of its key may have been committed by a time.
+fn is_lost(versions: &std::collections::HashMap<&str, Vec<&Fact>>, fact: &Fact, at: Micros) -> bool {
+    let Some(rank) = fact.rank else { return false };
+    let newer = |other: &&Fact| (other.rank.unwrap(), other.id) > (rank, fact.id) && other.produced.began <= at;
+    versions[fact.key.as_deref().unwrap()].iter().any(newer)
+}
+
+/// O4. "If produce A was confirmed before produce B began, A precedes B."
+pub fn o4_order_is_commit_order(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    for ((_, key, _), line) in facts.lines() {
+        let mut earliest = (Micros::MAX, 0);
+        for fact in line.iter().rev() {
+            if earliest.0 < fact.produced.began {
+                found.push(format!(
+                    "O4: of key {key:?} message {} stands before {}, which was confirmed first",
+                    fact.id, earliest.1
+                ));
+            }
+            earliest = earliest.min((fact.produced.confirmed, fact.id));
+        }
+    }
+    found
+}
+
+/// O1, O7, O9. "Settles of the key commit in order, and if n's is refused the later ones are cut and not settled": whatever
+/// came again, the last deliveries that were done are in order. A redriven one under `skip` is not in it.
+pub fn o9_the_last_deliveries_of_a_key_are_in_order(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let deliveries = facts.by_message();
+    for ((group, key, _), line) in facts.lines() {
+        let mut before: Option<&Told> = None;
+        for fact in line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered) {
+            let Some(last) = of(&deliveries, group, fact).filter(|told| told.how.is_done()).last() else { continue };
+            if last.delivery.redriven && facts.groups[group].on_dead_letter == OnDeadLetter::Skip {
+                continue;
+            }
+            if let Some(before) = before
+                && last.delivery.start < before.end
+            {
+                found.push(format!("O9: of key {key:?} in group {group}, {last:?} was done before {before:?}"));
+            }
+            before = Some(last);
+        }
+    }
+    found
+}
+
+/// D2, D7. "`skip`: n moves, n+1 goes out at once and every later delivery of the key carries `gap_since=n` until n is
+/// redriven or dismissed." Under the other policies nothing tells of a gap.
+pub fn d2_later_deliveries_tell_of_the_gap(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let deliveries = facts.by_message();
+    for ((group, key, _), line) in facts.lines() {
+        let skips = facts.groups[group].on_dead_letter == OnDeadLetter::Skip;
+        let ordered: Vec<&Fact> =
+            line.into_iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered).collect();
+        let died: Vec<&Fact> =
+            ordered.iter().filter(|fact| facts.deaths_of(group, fact.id).any(|_| true)).copied().collect();
+        for fact in &ordered {
+            for told in of(&deliveries, group, fact) {
+                let start = told.delivery.start;
+                let is_open = |before: &&&Fact| {
+                    before.id < fact.id
+                        && facts
+                            .deaths_of(group, before.id)
+                            .filter(|death| death.at <= start)
+                            .last()
+                            .is_some_and(|death| death.what == "open")
+                };
+                let open = died.iter().find(is_open);
+                let is_told = match told.delivery.gap_since {
+                    None => open.is_none(),
+                    Some(since) => since < fact.id && died.iter().any(|before| before.id == since),
+                };
+                if skips && !is_told || !skips && told.delivery.gap_since.is_some() {
+                    found.push(format!(
+                        "D2: of key {key:?} in group {group} {told:?} tells of another gap than {open:?}"
+                    ));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// D3. "`rest`: nothing of the key is delivered meanwhile", once an ordered message of it is a dead letter.
+pub fn d3_nothing_of_a_resting_key_is_delivered(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    let deliveries = facts.by_message();
+    for ((group, key, _), line) in facts.lines() {
+        if facts.groups[group].on_dead_letter != OnDeadLetter::Rest {
+            continue;
+        }
+        let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered);
+        let since = ordered.flat_map(|fact| facts.deaths_of(group, fact.id)).map(|death| death.at).min();
+        for told in line.iter().flat_map(|fact| of(&deliveries, group, fact)) {
+            if since.is_some_and(|since| told.delivery.start > since) {
+                found.push(format!("D3: of key {key:?} in group {group} {told:?} though the key rests"));
+            }
+        }
+    }
+    found
+}
+
+/// D5. "The dead-letter store keeps per-key order."
+pub fn d5_dead_letters_of_a_resting_key_are_in_order(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    for ((group, key, _), line) in facts.lines() {
+        if facts.groups[group].on_dead_letter != OnDeadLetter::Rest {
+            continue;
+        }
+        let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered && fact.rank.is_none());
+        let mut firsts = ordered.filter_map(|fact| Some((facts.deaths_of(group, fact.id).next()?.at, fact.id)));
+        let mut before = firsts.next();
+        for first in firsts {
+            if before.is_some_and(|before| first.0 < before.0) {
+                found.push(format!("D5: of key {key:?} in group {group} message {} died before {before:?}", first.1));
+            }
+            before = Some(first);
+        }
+    }
+    found
+}
