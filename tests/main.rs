@@ -96,6 +96,8 @@ mod keys;
 
 mod keys_compaction;
 
+mod keys_cost;
+
 mod keys_dead;
 
 mod keys_produce;

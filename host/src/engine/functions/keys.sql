@@ -2,6 +2,8 @@
 -- turn in functions/claim.sql, which holds the group's advisory lock. The states of a key stand at message_key_lease in
 -- the migrations.
 --
+-- Each has one plan, made while the tables may be empty and kept when they are not, so none of them may scan one.
+--
 -- One message of a key at a time holds because one host has the key, and that host runs its messages one by one. Order
 -- holds because a message goes into a host's queue only when nothing of its key is deferred; else it is deferred itself.
 
@@ -19,7 +21,7 @@ create or replace function {schema}.take_deferred_{stream_id}(
     p_lane_max integer,
     p_want integer
 ) returns bigint[]
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
     v_taken bigint[];
@@ -78,7 +80,7 @@ $$;
 -- meanwhile ends here. Index: exception_due.
 create or replace function {schema}.take_due_{stream_id}(p_group integer, p_host bigint, p_claim bigint, p_want integer)
 returns bigint[]
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
     v_due bigint[];
@@ -167,7 +169,7 @@ create or replace function {schema}.lease_fresh_{stream_id}(
     p_full_lanes smallint[],
     p_lane_max integer
 ) returns bigint[]
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
     v_lost bigint[];
@@ -209,24 +211,30 @@ begin
         select *, row_number() over (partition by message_key, lane order by id) as place
         from fresh where mode = 'ordered' or mode = 'exclusive' and is_due
     ),
-    key as materialized (
-        select k.message_key, k.lane, l.message_key is not null as is_leased,
-            coalesce(l.host_id = p_host, false) and l.paused_at is null and o.message_key is null
-                and not exists (
-                    select from {schema}.exception e
-                    where e.group_id = p_group and e.message_key = k.message_key and e.lane = k.lane and e.state = 'deferred') as is_ours
-        from (select distinct message_key, lane from line) as k
+    -- How the key stands is looked up with its first message, and told to the others by windows: a join of the two would be
+    -- a nested loop over all pairs, since nobody can estimate how many there are.
+    first as materialized (
+        select l.*, k.is_leased, k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes))
+            as is_ours
+        from line l
         left join lateral (
-            select * from {schema}.message_key_lease where group_id = p_group and message_key = k.message_key and lane = k.lane
-        ) as l on true
-        left join unnest(p_full_keys, p_full_lanes) as o (message_key, lane) on o.message_key = k.message_key and o.lane = k.lane
+            select true as is_leased, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
+                    select from {schema}.exception e
+                    where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')
+                as is_ours
+            from {schema}.message_key_lease k
+            where l.place = 1 and k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane
+            offset 0                            -- else the planner looks for every message, and compares place then
+        ) as k on true
     ),
     judged as materialized (
-        select l.*, k.is_leased, bool_or(
-                k.is_leased and not k.is_ours or not l.is_due or l.place > p_lane_max
-                or l.compacted and (l.place > 1 or k.is_leased))
-            over (partition by l.message_key, l.lane order by l.place) as is_behind
-        from line l join key k using (message_key, lane)
+        select *, bool_or(is_leased and not is_ours or not is_due or place > p_lane_max or compacted and (place > 1 or is_leased))
+            over (partition by message_key, lane order by place) as is_behind
+        from (
+            select id, message_key, lane, mode, compacted, due, is_due, place,
+                coalesce(first_value(is_leased) over queue, false) as is_leased, coalesce(first_value(is_ours) over queue, false) as is_ours
+            from first window queue as (partition by message_key, lane order by place)
+        ) as f
     ),
     leased as (
         insert into {schema}.message_key_lease (group_id, message_key, lane, host_id, blocked_by)
@@ -255,7 +263,7 @@ $$;
 
 -- Unblocks keys that wait for a version that has lost: it ends, wherever it waits; as a dead letter it stays one.
 create or replace function {schema}.unblock_lost_{stream_id}(p_group integer, p_keys text[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
     v_lost bigint[];
@@ -283,7 +291,7 @@ $$;
 -- Buries what is deferred behind resting keys, in order, at most 500 messages a turn. What was redriven waits there for
 -- the key's release.
 create or replace function {schema}.bury_resting_{stream_id}(p_group integer) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
     v_dying bigint[];

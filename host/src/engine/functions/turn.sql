@@ -20,7 +20,7 @@ $$;
 -- one claim at once then see each other's work, and cannot deadlock. Index: claim primary key.
 create or replace function {schema}.settle_claims(p_group integer, p_host bigint, p_claims bigint[], p_ids bigint[])
 returns setof bigint
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 begin
     return query
@@ -51,7 +51,7 @@ $$;
 -- Lets keys go that a host has and no longer needs: free, or ready for any host when something is deferred behind them.
 -- The caller holds the group's advisory lock.
 create or replace function {schema}.release_keys(p_group integer, p_host bigint, p_keys text[], p_lanes smallint[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 begin
     with idle as materialized (
@@ -74,7 +74,7 @@ $$;
 -- Ends versions that have lost to a newer one. They are counted for the key's next delivery; a redriven one gives up its
 -- dead letter; a key that waits for one of them is ready.
 create or replace function {schema}.pass_over(p_group integer, p_messages bigint[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 begin
     with gone as (
