@@ -90,7 +90,8 @@ create or replace function {schema}.produce_chosen_{stream_id}(
     p_deliver_afters timestamptz[],
     p_ttl_ms bigint
 ) returns table (ordinal integer, id bigint, duplicate boolean, superseded boolean)
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+-- One plan, which must not scan the keys that are remembered, however few they were when it was made.
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -178,7 +179,8 @@ create or replace function {schema}.claim_idempotency_{stream_id}(
     p_void timestamptz,                         -- what is older is forgotten
     p_draws boolean
 ) returns table (ordinals bigint[], ids bigint[])
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+-- One plan, which must not scan the keys that are remembered, however few they were when it was made.
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -218,12 +220,14 @@ begin
     select array_agg(d.ordinal order by d.ordinal), array_agg(d.id order by d.ordinal) into v_ordinals, v_ids
     from drawn d where d.uuid is null or d.uuid in (select key from won);
 
-    -- Unnested, not subscripted: an array of the caller's need not start at 1.
-    select left(g.once, 200) into v_conflict
-    from unnest(p_uuids, v_prints, p_idempotency_keys) with ordinality as g(uuid, print, once, ordinal)
-    join {schema}.idempotency_key_{stream_id} k on k.key = g.uuid
-    where k.fingerprint <> g.print
-    order by ordinal limit 1;
+    -- Duplicates must be of the same message. Unnested, not subscripted: an array of the caller's need not start at 1.
+    if cardinality(v_ordinals) is distinct from cardinality(p_uuids) then
+        select left(g.once, 200) into v_conflict
+        from unnest(p_uuids, v_prints, p_idempotency_keys) with ordinality as g(uuid, print, once, ordinal)
+        join {schema}.idempotency_key_{stream_id} k on k.key = g.uuid
+        where k.fingerprint <> g.print and g.ordinal not in (select unnest(v_ordinals))
+        order by ordinal limit 1;
+    end if;
     if v_conflict is not null then
         raise exception 'idempotency key % was used for another message', quote_literal(v_conflict)
             using errcode = 'MS007',
