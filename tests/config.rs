@@ -97,6 +97,8 @@ fn a_small_file_gives_streams_and_groups_their_defaults() {
     assert_eq!((group.retry.factor, group.retry.max, group.retry.jitter), (2.0, Duration::from_secs(600), 0.2));
     assert_eq!((group.limits.produced_messages, group.limits.log_bytes), (1000, 64 << 10));
     assert_eq!(group.limits.produced_bytes, 8 << 20);
+    assert_eq!(group.limits.http_connections, 64);
+    assert_eq!((group.limits.http_request_bytes, group.limits.http_response_bytes), (8 << 20, 8 << 20));
     assert!(group.allow.produce.is_empty() && group.secrets.is_empty());
     let day = Duration::from_secs(86_400);
     assert_eq!((stream.dead_letter_retention, stream.tombstone_retention), (30 * day, 7 * day));
@@ -117,6 +119,7 @@ fn every_bound_is_where_it_is_documented() {
         ("[streams.s]\n{small}slots = {}", &["1", "1000"], &["0", "1001"]),
         ("[streams.s]\n{small}retry = { max_attempts = {} }", &["1", "1000"], &["0", "1001"]),
         ("[streams.s]\n{small}max_reuse = {}", &["1"], &["0"]),
+        ("[streams.s]\n{small}limits = { http_connections = {} }", &["1", "10000"], &["0", "10001"]),
         ("[streams.s]\n{small}instance = {}", &["\"fresh\"", "\"reuse\""], &["\"kept\""]),
     ];
     for (text, allowed, refused) in cases {
@@ -150,6 +153,9 @@ fn every_key_is_taken_as_it_is_written() {
     assert_eq!((group.instance, group.memory_bytes, &group.start), (Instance::Reuse, 4 << 30, &Start::Latest));
     assert_eq!((group.retry.factor, group.retry.jitter), (2.0, 0.0));
     assert_eq!(group.allow.produce, ["it's a stream; drop table x 🐑", "orders"]);
+    assert_eq!(group.allow.http, ["mail.example:443", "[::1]:8080"]);
+    assert_eq!((group.limits.http_connections, group.limits.http_request_bytes), (1, 1024));
+    assert_eq!(group.limits.http_response_bytes, 256 << 20);
     assert_eq!(group.config["literal"], "${NOT_A_VARIABLE} costs $5");
     assert_eq!(group.secrets["API_KEY"], Secret::Env("MAIL_API_KEY".to_owned()));
     assert_eq!(group.secrets["CERTIFICATE"], Secret::File("certs/mail.pem".into()));

@@ -52,6 +52,10 @@ mod up_settings;
 
 mod up_verbs;
 
+mod up_secrets;
+
+mod relay_email;
+
 mod consume;
 
 mod maintenance;
@@ -59,6 +63,8 @@ mod maintenance;
 mod retention;
 
 mod sandbox;
+
+mod sandbox_http;
 
 mod sandbox_load;
 

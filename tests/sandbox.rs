@@ -329,6 +329,7 @@ async fn a_handler_sees_its_message_and_its_configuration_and_nothing_else() {
     let finished = handler.handle(message, &CancellationToken::new()).await;
     let report = report(&finished);
     assert_eq!(report["environment"], serde_json::json!([["API_KEY", "hunter2"], ["sender", "shop@example.com"]]));
+    assert_eq!((&report["sender"], &report["api_key"]), (&"shop@example.com".into(), &"hunter2".into()));
     assert_eq!(report["root_is_readable"], false);
     for (field, value) in [("id", 42), ("rank", 7), ("attempt", 2), ("gap_since", 5), ("timeout_ms", 60_000)] {
         assert_eq!(report[field], value, "{field}");
@@ -350,8 +351,9 @@ async fn a_missing_secret_is_an_error_that_names_it() {
         })
     });
     let text = *result.unwrap_err().downcast::<String>().unwrap();
-    assert!(text.contains("read groups.g.secrets.API_KEY"), "{text}");
-    assert!(text.contains("environment variable MILLSTREAM_TEST_UNSET is not set"), "{text}");
+    let expected =
+        "read groups.g.secrets.API_KEY: environment variable MILLSTREAM_TEST_UNSET is not set: set it for the host";
+    assert!(text.contains(expected), "{text}");
 }
 
 /// A growth costs an mprotect, and those serialise all threads: the SDK's arena must serve ordinary messages.

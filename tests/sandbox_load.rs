@@ -89,13 +89,13 @@ async fn components_of_other_worlds_are_refused() {
         with_import("wasi:logging/loging@0.1.0-draft"),
         "is a component of another world: it imports `wasi:logging/loging@0.1.0-draft` (did you mean \
          `wasi:logging/logging`?), which this host does not offer; a handler may import millstream:handler, wasi:logging, \
-         wasi:config and wasi 0.2 without http",
+         wasi:config and wasi 0.2 with outgoing http",
     )
     .await;
     check(
         with_import("acme:mail/smtp@1.0.0"),
         "is a component of another world: it imports `acme:mail/smtp@1.0.0`, which this host does not offer; a handler may \
-         import millstream:handler, wasi:logging, wasi:config and wasi 0.2 without http",
+         import millstream:handler, wasi:logging, wasi:config and wasi 0.2 with outgoing http",
     )
     .await;
     check(

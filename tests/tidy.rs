@@ -6,11 +6,15 @@ use std::{
 };
 
 /// Crates that only some parts may name, so that a change of one is a change in one place.
-const HOMES: [(&str, &[&str]); 6] = [
+const HOMES: [(&str, &[&str]); 10] = [
     ("sqlx", &["database", "engine"]),
     ("wasmtime", &["sandbox"]),
     ("wasmtime_wasi", &["sandbox"]),
     ("wasmtime_wasi_config", &["sandbox"]),
+    ("wasmtime_wasi_http", &["sandbox"]),
+    ("hyper", &["sandbox"]),
+    ("tokio_rustls", &["sandbox"]),
+    ("webpki_roots", &["sandbox"]),
     ("wit_component", &["sandbox"]),
     ("notify", &["deploy"]),
 ];

@@ -182,7 +182,7 @@ async fn what_keeps_it_from_starting_is_one_clear_error() {
         Program::with_examples(&playground("", "secrets = { TOKEN = { env = \"MILLSTREAM_TEST_NOT_SET\" } }"));
     let database = database().await;
     let url = database.url().await;
-    let (status, _, stderr) = no_secret.run(&["up", "--database-url", &url]);
+    let (status, _, stderr) = no_secret.run(&["up", "--drain", "--database-url", &url]);
     assert_eq!(number(&database, "select count(*) from {schema}.host").await, 0);
     assert!(status.code() == Some(1) && stderr.contains("MILLSTREAM_TEST_NOT_SET"), "{stderr}");
 }

@@ -4,20 +4,32 @@
 
 use std::time::{Duration, SystemTime};
 
-use bindings::{millstream::handler::outbox, wasi::logging::logging};
+use bindings::{
+    millstream::handler::outbox,
+    wasi::{config::store, logging::logging},
+};
 
+pub(crate) use crate::calls::send;
 use crate::{Concurrency, Context, Handler, Level, Message, NewMessage, Outcome, ProduceError};
 
-/// What wit-bindgen makes of the contract. The world adds wasi:logging; a component imports only what it uses.
+/// What wit-bindgen makes of the contract. The world adds wasi interfaces; a component imports only what it uses.
 #[expect(missing_docs, reason = "generated; documented in the WIT files")]
 pub mod bindings {
     wit_bindgen::generate!({
-        path: ["wit/deps/wasi-logging", "wit/handler.wit"],
+        path: [
+            "wit/deps/wasi-logging",
+            "wit/deps/wasi-config",
+            "wit/deps/wasi-io",
+            "wit/deps/wasi-http",
+            "wit/handler.wit",
+        ],
         inline: "
             package millstream:guest;
             world guest {
                 include millstream:handler/handler@0.1.0;
                 import wasi:logging/logging@0.1.0-draft;
+                import wasi:config/store@0.2.0-rc.1;
+                import wasi:http/outgoing-handler@0.2.0;
             }
         ",
         world: "millstream:guest/guest",
@@ -76,6 +88,10 @@ pub(crate) fn produce(to: &str, message: NewMessage) -> Result<(), ProduceError>
             outbox::ProduceError::Limit(reason) => ProduceError::Limit { stream, reason },
         }
     })
+}
+
+pub(crate) fn config(name: &str) -> Option<String> {
+    store::get(name).unwrap_or_else(|error| panic!("the host failed to look up the setting {name}: {error}"))
 }
 
 pub(crate) fn log(level: Level, context: &str, text: &str) {

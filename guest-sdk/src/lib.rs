@@ -41,6 +41,8 @@
 //! Build it as a `cdylib` with `cargo build --release --target wasm32-unknown-unknown` (or `wasm32-wasip1`,
 //! `wasm32-wasip2`, where `println!`, clocks and the like work too) and put the `.wasm` into the host's handlers folder.
 //!
+//! [`config::get`] reads the group's `config` and `secrets`, [`http::post`] and [`http::get`] call what its `allow.http` names.
+//!
 //! On `wasm32-unknown-unknown` the standard library's `println!` goes nowhere. Log with [`info!`], [`warn!`] and
 //! [`error!`], which reach the host on every target.
 
@@ -49,13 +51,18 @@ extern crate self as millstream_guest;
 
 #[cfg(all(target_family = "wasm", feature = "allocator"))]
 mod allocator;
+pub mod config;
 mod handler;
+pub mod http;
 mod log;
 mod message;
 mod outcome;
 mod payload;
 mod produce;
+mod url;
 
+#[cfg(target_family = "wasm")]
+mod calls;
 #[cfg(target_family = "wasm")]
 mod component;
 #[cfg(target_family = "wasm")]

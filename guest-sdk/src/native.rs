@@ -1,10 +1,12 @@
 //! Where effects go when a handler runs natively, in a unit test: into a capture of the running thread.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use crate::{
     Level, NewMessage, ProduceError,
+    http::{Error, Request, Response},
     testing::{Logged, Produced},
+    url::Target,
 };
 
 thread_local! {
@@ -12,17 +14,29 @@ thread_local! {
     static CAPTURE: RefCell<Option<Capture>> = const { RefCell::new(None) };
 }
 
-/// What a delivery did, and what it is refused.
+/// What a delivery finds around it.
+#[derive(Clone, Default)]
+pub(crate) struct Surroundings {
+    pub(crate) refused: Vec<ProduceError>,
+    pub(crate) config: BTreeMap<String, String>,
+    pub(crate) answer: Option<Answer>,
+}
+
+/// The other side of HTTP calls.
+pub(crate) type Answer = Rc<dyn Fn(&Request) -> Result<Response, Error>>;
+
+/// What a delivery did, and what it found.
 #[derive(Default)]
 pub(crate) struct Capture {
-    pub(crate) refused: Vec<ProduceError>,
+    surroundings: Surroundings,
     pub(crate) produced: Vec<Produced>,
     pub(crate) logged: Vec<Logged>,
+    pub(crate) called: Vec<Request>,
 }
 
 /// Runs `f` while effects are captured, and returns what was.
-pub(crate) fn capture<R>(refused: Vec<ProduceError>, f: impl FnOnce() -> R) -> (R, Capture) {
-    CAPTURE.set(Some(Capture { refused, ..Capture::default() }));
+pub(crate) fn capture<R>(surroundings: Surroundings, f: impl FnOnce() -> R) -> (R, Capture) {
+    CAPTURE.set(Some(Capture { surroundings, ..Capture::default() }));
     let answer = f();
     let capture = CAPTURE.take().expect("only this function takes it, and deliveries do not nest");
     (answer, capture)
@@ -34,12 +48,28 @@ pub(crate) fn produce(to: &str, message: NewMessage) -> Result<(), ProduceError>
             let reason = "there is no delivery: call the handler through millstream_guest::testing::deliver".to_owned();
             return Err(ProduceError::Invalid { stream: to.to_owned(), reason });
         };
-        if let Some(refusal) = capture.refused.iter().find(|refusal| refusal.stream() == to) {
+        if let Some(refusal) = capture.surroundings.refused.iter().find(|refusal| refusal.stream() == to) {
             return Err(refusal.clone());
         }
         capture.produced.push(Produced { to: to.to_owned(), message });
         Ok(())
     })
+}
+
+pub(crate) fn config(name: &str) -> Option<String> {
+    CAPTURE.with_borrow(|capture| capture.as_ref()?.surroundings.config.get(name).cloned())
+}
+
+/// Denied, as by a host that grants nothing, where the test has given no answer.
+pub(crate) fn send(request: Request) -> Result<Response, Error> {
+    let to = Target::parse(&request.url)?.to();
+    let answer = CAPTURE.with_borrow_mut(|capture| {
+        let capture = capture.as_mut()?;
+        capture.called.push(request.clone());
+        capture.surroundings.answer.clone()
+    });
+    // The borrow has ended: the answer may log, or produce.
+    answer.map_or(Err(Error::Denied { to }), |answer| answer(&request))
 }
 
 /// Shown as well as captured: cargo prints it when the test fails.

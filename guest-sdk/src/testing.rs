@@ -15,11 +15,19 @@
 //! assert!(matches!(deliver(handle, refused).outcome, Outcome::Retry { .. }));
 //! ```
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt,
+    rc::Rc,
+    time::{Duration, SystemTime},
+};
 
 use serde::Serialize;
 
-use crate::{Context, Handler, Level, Message, NewMessage, Outcome, ProduceError, native};
+use crate::{
+    Context, Handler, Level, Message, NewMessage, Outcome, ProduceError,
+    http::{self, Request, Response},
+    native::{self, Surroundings},
+};
 
 /// Delivers a message to a handler and returns what came of it.
 ///
@@ -33,10 +41,10 @@ use crate::{Context, Handler, Level, Message, NewMessage, Outcome, ProduceError,
 /// assert_eq!(delivered.outcome, Outcome::Done);
 /// ```
 pub fn deliver<Arguments>(handler: impl Handler<Arguments>, message: TestMessage) -> Delivered {
-    let TestMessage { message, refused } = message;
-    let (outcome, capture) = native::capture(refused, || handler.deliver(message));
+    let TestMessage { message, surroundings } = message;
+    let (outcome, capture) = native::capture(surroundings, || handler.deliver(message));
     let produced = if outcome == Outcome::Done { capture.produced } else { Vec::new() };
-    Delivered { outcome, produced, logged: capture.logged }
+    Delivered { outcome, produced, logged: capture.logged, called: capture.called }
 }
 
 /// What came of a delivery.
@@ -57,6 +65,8 @@ pub struct Delivered {
     pub produced: Vec<Produced>,
     /// Log lines, whatever the outcome.
     pub logged: Vec<Logged>,
+    /// HTTP requests, whatever the outcome and whatever was answered.
+    pub called: Vec<Request>,
 }
 
 /// A message that a handler produced.
@@ -116,10 +126,16 @@ pub struct Logged {
 /// let message = TestMessage::text("{}").key("o-1").attempt(3).header("source", "webshop").into_message();
 /// assert_eq!((message.attempt, message.key.as_deref()), (3, Some("o-1")));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TestMessage {
     message: Message,
-    refused: Vec<ProduceError>,
+    surroundings: Surroundings,
+}
+
+impl fmt::Debug for TestMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestMessage").field("message", &self.message).finish_non_exhaustive()
+    }
 }
 
 impl TestMessage {
@@ -142,7 +158,7 @@ impl TestMessage {
             skipped: 0,
             gap_since: None,
         };
-        Self { message: Message { context, payload }, refused: Vec::new() }
+        Self { message: Message { context, payload }, surroundings: Surroundings::default() }
     }
 
     /// A message with this payload, which may be text.
@@ -264,7 +280,36 @@ impl TestMessage {
     /// ```
     #[must_use]
     pub fn refuse(mut self, refusal: ProduceError) -> Self {
-        self.refused.push(refusal);
+        self.surroundings.refused.push(refusal);
+        self
+    }
+
+    /// Sets a value of the group's `config` or `secrets`.
+    ///
+    /// ```
+    /// use millstream_guest::{Message, config, testing::{TestMessage, deliver}};
+    ///
+    /// let handle = |_: Message| assert_eq!(config::get("sender").as_deref(), Some("shop@example.com"));
+    /// deliver(handle, TestMessage::text("{}").config("sender", "shop@example.com"));
+    /// ```
+    #[must_use]
+    pub fn config(mut self, name: &str, value: &str) -> Self {
+        self.surroundings.config.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Answers the handler's HTTP calls. Without it every call is denied, as by a host that grants none.
+    ///
+    /// ```
+    /// use millstream_guest::{Message, http, testing::{TestMessage, deliver}};
+    ///
+    /// let handle = |_: Message| http::get("https://shop.example/stock/7", &[]).map(|_| ());
+    /// let message = TestMessage::text("{}").answer_http(|request| Ok(http::Response::new(204)));
+    /// assert_eq!(deliver(handle, message).called[0].url, "https://shop.example/stock/7");
+    /// ```
+    #[must_use]
+    pub fn answer_http(mut self, answer: impl Fn(&Request) -> Result<Response, http::Error> + 'static) -> Self {
+        self.surroundings.answer = Some(Rc::new(answer));
         self
     }
 

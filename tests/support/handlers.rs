@@ -76,7 +76,7 @@ pub fn group_settings(edit: impl FnOnce(&mut config::Group)) -> GroupSettings {
         streams: [("orders".to_owned(), stream()), ("receipts".to_owned(), stream())].into(),
         groups: [("g".to_owned(), group)].into(),
     };
-    GroupSettings::from_config(&config, "g").unwrap()
+    GroupSettings::from_config(&config, "g", Path::new("")).unwrap()
 }
 
 fn host() -> config::Host {
@@ -131,7 +131,14 @@ fn group() -> config::Group {
         allow: config::Allow { produce: vec!["receipts".into()], ..config::Allow::default() },
         config: [("sender".to_owned(), "shop@example.com".to_owned())].into(),
         secrets: std::collections::BTreeMap::new(),
-        limits: config::Limits { produced_messages: 1_000, produced_bytes: 8 << 20, log_bytes: 64 << 10 },
+        limits: config::Limits {
+            produced_messages: 1_000,
+            produced_bytes: 8 << 20,
+            log_bytes: 64 << 10,
+            http_connections: 64,
+            http_request_bytes: 8 << 20,
+            http_response_bytes: 8 << 20,
+        },
     }
 }
 

@@ -10,6 +10,8 @@ pub mod handlers;
 
 pub mod hosts;
 
+pub mod http_server;
+
 pub mod keyed;
 
 pub mod log_lines;

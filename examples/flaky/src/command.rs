@@ -14,7 +14,7 @@ pub struct Command {
     pub then: Option<Action>,
     /// Acts only while the attempt is at most this; then all is well.
     pub times: Option<u32>,
-    /// How long to wait, sleep or put off.
+    /// How long to wait, sleep or put off; the timeout of a call.
     #[serde(default)]
     pub ms: u64,
     /// The stream to produce to.
@@ -23,11 +23,13 @@ pub struct Command {
     /// How many messages or lines.
     #[serde(default = "one")]
     pub count: u32,
-    /// How many bytes to print, allocate or produce.
+    /// How many bytes to print, allocate, produce or send.
     pub bytes: Option<usize>,
     /// What to exit with.
     #[serde(default = "three")]
     pub code: i32,
+    /// What to call.
+    pub url: Option<String>,
     /// What to fail with.
     pub reason: Option<String>,
 }
@@ -62,6 +64,7 @@ pub enum Action {
     Log,
     Produce,
     Report,
+    Call,
 }
 
 fn receipts() -> String {

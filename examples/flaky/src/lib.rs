@@ -10,7 +10,7 @@ use std::{
 };
 
 use command::{Action, Command};
-use millstream_guest::{Context, NewMessage, Outcome, info};
+use millstream_guest::{Context, NewMessage, Outcome, config, http, info};
 use serde_json::json;
 
 /// Deliveries that this instance has served: always 1 where each message gets a fresh instance.
@@ -55,6 +55,7 @@ fn act(action: Action, command: &Command, ctx: &Context) -> Result<Outcome, Box<
         Action::Log => (1..=command.count).for_each(|n| info!("line {n} of {}", command.count)),
         Action::Produce => produce(command, ctx)?,
         Action::Report => report(command, ctx)?,
+        Action::Call => call(command, ctx)?,
     }
     Ok(Outcome::Done)
 }
@@ -97,10 +98,29 @@ fn report(command: &Command, ctx: &Context) -> Result<(), Box<dyn Error + Send +
         "skipped": ctx.skipped,
         "gap_since": ctx.gap_since,
         "deliveries_of_instance": DELIVERIES.load(Ordering::Relaxed),
+        "sender": config::get("sender"),
+        "api_key": config::get("API_KEY"),
         "environment": std::env::vars().collect::<Vec<_>>(),
         "root_is_readable": std::fs::read_dir("/").is_ok(),
     });
     ctx.produce(&command.to, NewMessage::json(&report)?.key(ctx.id.to_string()))?;
+    Ok(())
+}
+
+/// Calls `url` `count` times, each with a body of `bytes` if there are any, and produces what was answered.
+fn call(command: &Command, ctx: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let url = command.url.as_deref().ok_or("there is no `url` to call")?;
+    for n in 1..=command.count {
+        let request = match command.bytes {
+            None => http::Request::new("GET", url),
+            Some(bytes) => http::Request::new("POST", url).body(vec![b'x'; bytes]),
+        };
+        let request = if command.ms == 0 { request } else { request.timeout(command.wait()) };
+        let answer = request.send()?;
+        let report =
+            json!({ "status": answer.status, "location": answer.header("location"), "bytes": answer.body.len() });
+        ctx.produce(&command.to, NewMessage::json(&report)?.key(format!("{}-{n}", ctx.id)))?;
+    }
     Ok(())
 }
 
@@ -165,6 +185,17 @@ mod tests {
         let report = delivered.produced[0].json();
         assert_eq!(report["attempt"], 4);
         assert_eq!(report["headers"], json!([["a", "b"]]));
+    }
+
+    #[test]
+    fn calls_as_told_and_reports_the_answer() {
+        let command = json!({"do": "call", "url": "http://a.test/b", "bytes": 3, "ms": 5, "count": 2});
+        assert!(matches!(run(command.clone()).outcome, Outcome::Retry { .. }), "nobody granted it");
+        let delivered = deliver(handle, told(command).answer_http(|_| Ok(http::Response::new(302))));
+        assert_eq!(delivered.produced[1].json(), json!({"status": 302, "location": null, "bytes": 0}));
+        let called = &delivered.called[0];
+        assert_eq!((called.method.as_str(), called.body.as_slice()), ("POST", &b"xxx"[..]));
+        assert_eq!(called.timeout, Some(Duration::from_millis(5)));
     }
 
     #[test]

@@ -3,14 +3,15 @@
 use std::io::IsTerminal;
 
 use anyhow::anyhow;
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing::{Level, Metadata};
+use tracing_subscriber::{EnvFilter, filter::filter_fn, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::{Global, LogFormat};
 
 /// Starts logging for the whole process. `-v` and `-q` beat RUST_LOG.
 pub(super) fn start(global: &Global) -> anyhow::Result<()> {
     let stderr = fmt::layer().with_writer(std::io::stderr).with_target(false);
-    let registry = tracing_subscriber::registry().with(filter(global));
+    let registry = tracing_subscriber::registry().with(filter(global)).with(filter_fn(shows_no_guest_data));
     let started = match global.log_format {
         LogFormat::Json => registry.with(stderr.json().flatten_event(true)).try_init(),
         LogFormat::Text => {
@@ -19,6 +20,12 @@ pub(super) fn start(global: &Global) -> anyhow::Result<()> {
         }
     };
     started.map_err(|error| anyhow!("start logging: {error}"))
+}
+
+/// The libraries that stand between a guest and its imports trace arguments: URLs, headers, the environment. No setting
+/// brings those lines out.
+fn shows_no_guest_data(line: &Metadata<'_>) -> bool {
+    !line.target().starts_with("wasmtime_wasi") || *line.level() <= Level::INFO
 }
 
 /// Our own lines from INFO on, those of libraries only when something is odd.

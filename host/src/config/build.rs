@@ -99,6 +99,9 @@ fn group(node: &Node) -> Group {
             produced_messages: number(limits, "produced_messages"),
             produced_bytes: size(limits, "produced_bytes"),
             log_bytes: size(limits, "log_bytes"),
+            http_connections: number(limits, "http_connections"),
+            http_request_bytes: size(limits, "http_request_bytes"),
+            http_response_bytes: size(limits, "http_response_bytes"),
         },
     }
 }

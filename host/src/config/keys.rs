@@ -188,7 +188,7 @@ const GROUP: &[Key] = &[
         "Settings the handler reads as wasi:config or environment.",
     ),
     named("secrets", Rule::Variable, &Kind::OneOf(SECRET), "Like `config`, with the value taken from elsewhere."),
-    table("limits", LIMITS, "What one delivery may write."),
+    table("limits", LIMITS, "How much one delivery may write, send and receive."),
 ];
 
 const START: &[Key] = &[
@@ -213,7 +213,12 @@ const RETRY: &[Key] = &[
 
 const ALLOW: &[Key] = &[
     default("produce", Kind::Texts(Rule::Name), "", "Streams the handler may produce to."),
-    default("http", Kind::Texts(Rule::HostPort), "", "Addresses the handler may call, as host:port."),
+    default(
+        "http",
+        Kind::Texts(Rule::HostPort),
+        "",
+        "What the handler may call, as host:port; private addresses only where they are named themselves.",
+    ),
     optional("sql", Kind::Table(SQL), "SQL in the delivery's own transaction."),
 ];
 
@@ -228,6 +233,14 @@ const LIMITS: &[Key] = &[
     default("produced_messages", Kind::Integer { min: 0, max: 100_000 }, "1000", "Messages one delivery may produce."),
     size("produced_bytes", 0, 256 * MIB, "8MiB", "Payload bytes one delivery may produce."),
     size("log_bytes", 0, 64 * MIB, "64KiB", "Log bytes of one delivery that are kept."),
+    default(
+        "http_connections",
+        Kind::Integer { min: 1, max: 10_000 },
+        "64",
+        "HTTP calls of the group at a time, on each host; more wait.",
+    ),
+    size("http_request_bytes", 0, 256 * MIB, "8MiB", "Largest body of one HTTP request."),
+    size("http_response_bytes", 0, 256 * MIB, "8MiB", "Largest body of one HTTP response."),
 ];
 
 const fn required(name: &'static str, kind: Kind, about: &'static str) -> Key {

@@ -8,13 +8,9 @@ use super::{
 
 pub(super) fn check(root: &Node, problems: &mut Vec<Problem>) {
     for (_, group) in root.get("groups").into_iter().flat_map(Node::entries) {
-        if let Some(allow) = group.get("allow") {
-            if let Some(http) = allow.get("http").filter(|http| !http.elements().is_empty()) {
-                refuse(http, "HTTP calls of handlers are", problems);
-            }
-            if let Some(sql) = allow.get("sql").filter(|sql| matches!(sql.value, Value::Table(_))) {
-                refuse(sql, "SQL of handlers is", problems);
-            }
+        let sql = group.get("allow").and_then(|allow| allow.get("sql"));
+        if let Some(sql) = sql.filter(|sql| matches!(sql.value, Value::Table(_))) {
+            refuse(sql, "SQL of handlers is", problems);
         }
     }
 }

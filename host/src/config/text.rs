@@ -1,5 +1,7 @@
 //! Rules for the texts of streams.toml: names, files, globs, addresses. Pure functions of one text.
 
+use std::net::Ipv6Addr;
+
 /// Longest name of a stream or group. Long enough for any scheme of naming, short enough for an index row and a table column.
 pub const NAME_BYTES_MAX: usize = 200;
 /// Postgres cuts longer identifiers silently (NAMEDATALEN - 1).
@@ -116,9 +118,15 @@ fn check_host_port(text: &str, port_min: u16) -> Result<(), Option<&'static str>
         return Err(Some("leave out `http://` and the path"));
     }
     let Some((host, port)) = text.rsplit_once(':') else { return Err(Some("the port is missing")) };
-    let bracketed = host.starts_with('[') && host.ends_with(']');
-    if host.contains(':') && !bracketed {
+    let inside = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if inside.is_some_and(|inside| inside.parse::<Ipv6Addr>().is_err()) {
+        return Err(Some("in brackets there is an IPv6 address: \"[::1]:443\""));
+    }
+    if host.contains(':') && inside.is_none() {
         return Err(Some("put an IPv6 address in brackets: \"[::1]:443\""));
+    }
+    if !host.is_ascii() {
+        return Err(Some("write an international name in its ASCII form: \"xn--...\""));
     }
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '@' | '*')) {
         return Err(Some("write one host name or address, without path, user or wildcard"));
@@ -159,7 +167,8 @@ mod tests {
 
     #[test]
     fn addresses_are_a_host_and_a_port() {
-        let bad = ["", "a", "a:", ":1", "a:0", "a:70000", "http://a:1", "::1:1", "a/b:1", "u@a:1", "*:1"];
+        let bad =
+            ["", "a", "a:", ":1", "a:0", "a:70000", "http://a:1", "::1:1", "a/b:1", "u@a:1", "*:1", "[a]:1", "é:1"];
         check(Rule::HostPort, &["a:1", "mail.example:443", "[::1]:443", "10.0.0.1:80"], &bad);
         check(Rule::Listen, &["127.0.0.1:0", "[::]:7070"], &["7070", "localhost"]);
     }

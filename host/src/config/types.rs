@@ -163,10 +163,16 @@ pub enum Secret {
     File(PathBuf),
 }
 
-/// Bounds of one delivery.
+/// Bounds of one delivery, where not said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     pub produced_messages: u32,
     pub produced_bytes: u64,
     pub log_bytes: u64,
+    /// HTTP calls at a time of the whole group, on each host.
+    pub http_connections: u32,
+    /// Of one request's body.
+    pub http_request_bytes: u64,
+    /// Of one response's body.
+    pub http_response_bytes: u64,
 }

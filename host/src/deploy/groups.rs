@@ -25,6 +25,12 @@ pub struct Deployment {
     pub settings: Arc<GroupSettings>,
 }
 
+impl Deployment {
+    fn is_same(&self, other: &Self) -> bool {
+        self.file == other.file && Arc::ptr_eq(&self.settings, &other.settings)
+    }
+}
+
 /// What `status` says about one group's handler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
@@ -67,12 +73,16 @@ impl Groups {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over what streams.toml says now. A group whose file already serves goes on with its new settings at once.
+    /// Takes over what streams.toml says now. A group whose file already serves goes on with its new settings at once; one
+    /// for which nothing changed keeps its handler, and with it the instances that are kept for reuse.
     pub fn update(&self, deployments: BTreeMap<String, Deployment>) {
         let mut state = self.state();
         let State { groups, compiled } = &mut *state;
         groups.retain(|name, _| deployments.contains_key(name));
         for (name, deployment) in deployments {
+            if groups.get(&name).is_some_and(|group| group.deployment.is_same(&deployment)) {
+                continue;
+            }
             let handler = compiled.get(&deployment.file).map(|compiled| {
                 let handler = self.sandbox.handler(compiled.clone(), deployment.settings.clone());
                 (Arc::new(handler) as Arc<dyn Handler>, compiled.digest.to_string())

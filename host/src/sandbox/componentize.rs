@@ -161,7 +161,7 @@ fn unknown_imports(unknown: &[&String]) -> LoadError {
     let list = described.collect::<Vec<_>>().join(", ");
     LoadError::new(format!(
         "is a component of another world: it imports {list}, which this host does not offer; a handler may import \
-         {PACKAGE}, wasi:logging, wasi:config and wasi 0.2 without http"
+         {PACKAGE}, wasi:logging, wasi:config and wasi 0.2 with outgoing http"
     ))
 }
 

@@ -11,6 +11,7 @@ use wasmtime::{Engine, Error, Result};
 use super::{
     Sandbox,
     bindings::millstream::handler::types as wit,
+    calls::Client,
     compile::Compiled,
     delivery::{Delivery, Stopped},
     failure,
@@ -93,6 +94,7 @@ impl GroupHandler {
 
         let guest = Guest {
             engine: self.sandbox.engine.clone(),
+            client: self.sandbox.client.clone(),
             compiled: self.compiled.clone(),
             settings: self.settings.clone(),
             delivery: delivery.clone(),
@@ -142,6 +144,7 @@ impl GroupHandler {
 /// One guest and all it needs, owned: it may move to other threads, and may outlive by a slice whoever waits for it.
 struct Guest {
     engine: Engine,
+    client: Arc<Client>,
     compiled: Arc<Compiled>,
     settings: Arc<GroupSettings>,
     delivery: Arc<Delivery>,
@@ -161,12 +164,13 @@ impl Guest {
             Ok(instance) => instance,
             Err(error) => return Ran { answer: Err(error), instance: None },
         };
-        instance.store.data_mut().outbox.take();
+        instance.store.data_mut().begin_delivery();
         state::arm(&mut instance.store);
         let answer = instance.linked.call_handle(&mut instance.store, &to_wit(message)).await;
         match answer {
             Ok(answer) => {
                 let produced = instance.store.data_mut().outbox.take();
+                instance.store.data_mut().end_calls();
                 instance.served += 1;
                 let again =
                     self.settings.instance == config::Instance::Reuse && instance.served < self.settings.max_reuse;
@@ -178,7 +182,7 @@ impl Guest {
     }
 
     async fn instantiate(&self, place: Place) -> Result<Instance, Error> {
-        let mut store = state::new_store(&self.engine, &self.settings, &self.delivery);
+        let mut store = state::new_store(&self.engine, &self.client, &self.settings, &self.delivery);
         state::arm(&mut store);
         let linked = self.compiled.pre.instantiate_async(&mut store).await?;
         self.delivery.note_instantiated();

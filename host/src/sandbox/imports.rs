@@ -13,6 +13,7 @@ use super::{
         millstream::handler::{database, types},
         wasi::logging::logging,
     },
+    calls,
     output::{Failing, Level},
     state::State,
 };
@@ -38,6 +39,8 @@ pub const OFFERED: &[&str] = &[
     "wasi:clocks/wall-clock",
     "wasi:filesystem/preopens",
     "wasi:filesystem/types",
+    "wasi:http/outgoing-handler",
+    "wasi:http/types",
     "wasi:io/error",
     "wasi:io/poll",
     "wasi:io/streams",
@@ -59,15 +62,15 @@ pub fn linker(engine: &Engine) -> Result<Linker<State>> {
     let mut linker = Linker::new(engine);
     Linked::add_to_linker::<_, HasSelf<State>>(&mut linker, |state| state)?;
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    calls::add_to_linker(&mut linker)?;
     wasmtime_wasi_config::add_to_linker(&mut linker, |state: &mut State| WasiConfig::from(state.variables()))?;
     Ok(linker)
 }
 
 impl State {
-    /// The group's `config` as wasi:config sees it, made at the first look.
+    /// The group's config and secrets as wasi:config sees them, made at the first look.
     fn variables(&mut self) -> &WasiConfigVariables {
-        let config = &self.settings.config;
-        self.variables.get_or_insert_with(|| config.iter().map(|(key, value)| (key.clone(), value.clone())).collect())
+        self.variables.get_or_insert_with(|| self.settings.variables())
     }
 }
 

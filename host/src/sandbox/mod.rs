@@ -4,6 +4,7 @@
 mod artefact;
 mod bindings;
 mod cache;
+mod calls;
 mod compile;
 mod componentize;
 mod delivery;
@@ -25,13 +26,13 @@ mod stdio;
 mod ticker;
 mod turns;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, anyhow};
 use tokio::sync::Semaphore;
 use wasmtime::Engine;
 
-use self::{cache::Cache, compile::Compiler, instances::Places, long_runs::LongRuns, ticker::Ticker};
+use self::{cache::Cache, calls::Client, compile::Compiler, instances::Places, long_runs::LongRuns, ticker::Ticker};
 pub use self::{
     compile::{Compiled, digest},
     file::is_whole,
@@ -51,11 +52,23 @@ pub struct Settings {
     pub file_bytes_max: u64,
     /// Largest pool to try; 0 for none. A host leaves it at the default.
     pub pool_max: u32,
+    /// PEM file with certificate authorities that HTTP calls trust beside the public ones.
+    pub authorities_file: Option<PathBuf>,
+    /// Names that HTTP calls find here instead of asking the system; what they stand for is judged as always. A host
+    /// leaves it empty.
+    pub hosts: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { cache_folder: None, compile_threads: 1, file_bytes_max: 64 << 20, pool_max: u32::MAX }
+        Self {
+            cache_folder: None,
+            compile_threads: 1,
+            file_bytes_max: 64 << 20,
+            pool_max: u32::MAX,
+            authorities_file: None,
+            hosts: BTreeMap::new(),
+        }
     }
 }
 
@@ -64,6 +77,7 @@ pub struct Sandbox {
     engine: Engine,
     ticker: Arc<Ticker>,
     compiler: Compiler,
+    client: Arc<Client>,
     places: Places,
     /// Where guests over budget run.
     long_runs: Arc<LongRuns>,
@@ -79,6 +93,7 @@ impl std::fmt::Debug for Sandbox {
 impl Sandbox {
     /// Builds the engine, starts its clock and proves that it can interrupt a guest.
     pub async fn start(settings: Settings) -> anyhow::Result<Arc<Self>> {
+        let client = Arc::new(Client::new(settings.hosts, settings.authorities_file.as_deref())?);
         let built = engine::build(settings.pool_max)?;
         let engine = built.engine;
         let ticker = Ticker::start(engine.weak())?;
@@ -96,6 +111,7 @@ impl Sandbox {
             engine,
             ticker,
             compiler,
+            client,
             places: Places::new(built.instances_max),
             long_runs,
             description: built.description,

@@ -1,15 +1,14 @@
 //! What one group grants and allows its handler, with its secrets read. Made when a handler is loaded, not for each
 //! message.
 
-use std::{collections::BTreeMap, env, fs, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use anyhow::{Context, bail};
+use tokio::sync::Semaphore;
+use wasmtime_wasi_config::WasiConfigVariables;
 
-use super::output::GroupRate;
-use crate::config::{Config, Instance, Limits, Secret};
-
-/// Longest secret we read from a file; a bigger one is surely the wrong file.
-const SECRET_BYTES_MAX: u64 = 64 * 1024;
+use super::{calls::AllowList, output::GroupRate};
+use crate::config::{Config, Instance, Limits};
 
 /// The bounds and grants of one group's handler.
 pub struct GroupSettings {
@@ -20,9 +19,12 @@ pub struct GroupSettings {
     pub limits: Limits,
     /// Streams it may produce to, each with its largest payload; `None` where the stream is not in streams.toml.
     pub produce: BTreeMap<String, Option<u64>>,
-    pub config: BTreeMap<String, String>,
+    /// What it may call.
+    pub(super) http: AllowList,
     /// Config and secrets, as the guest's environment. Never printed.
-    pub environment: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
+    /// One for each HTTP call at a time.
+    pub(super) calls: Arc<Semaphore>,
     pub(super) rate: Arc<GroupRate>,
 }
 
@@ -34,17 +36,27 @@ impl std::fmt::Debug for GroupSettings {
 }
 
 impl GroupSettings {
-    /// Reads the group's secrets from where streams.toml says. Fails when one is missing.
-    pub fn from_config(config: &Config, group: &str) -> anyhow::Result<Self> {
+    /// Reads the group's secrets from where streams.toml says; `folder` is the one that streams.toml is in.
+    ///
+    /// # Errors
+    /// Names every secret that is missing, where it was looked for and what to do; never a value.
+    pub fn from_config(config: &Config, group: &str, folder: &Path) -> anyhow::Result<Self> {
         let settings = config.groups.get(group).with_context(|| format!("find groups.{group} in streams.toml"))?;
         let produce = settings.allow.produce.iter().map(|stream| {
             let payload_bytes_max = config.streams.get(stream).map(|stream| stream.max_payload_bytes);
             (stream.clone(), payload_bytes_max)
         });
-        let mut environment: BTreeMap<String, String> = settings.config.clone();
+        let http = AllowList::parse(&settings.allow.http).with_context(|| format!("read groups.{group}.allow.http"))?;
+        let mut environment = settings.config.clone();
+        let mut missing = Vec::new();
         for (name, secret) in &settings.secrets {
-            let value = read_secret(secret).with_context(|| format!("read groups.{group}.secrets.{name}"))?;
-            environment.insert(name.clone(), value);
+            match secret.read(folder) {
+                Ok(value) => drop(environment.insert(name.clone(), value)),
+                Err(error) => missing.push(format!("read groups.{group}.secrets.{name}: {error:#}")),
+            }
+        }
+        if !missing.is_empty() {
+            bail!("{}", missing.join("; "));
         }
         Ok(Self {
             group: group.into(),
@@ -53,31 +65,29 @@ impl GroupSettings {
             max_reuse: settings.max_reuse,
             limits: settings.limits,
             produce: produce.collect(),
-            config: settings.config.clone(),
+            http,
             environment: environment.into_iter().collect(),
+            calls: Arc::new(Semaphore::new(settings.limits.http_connections as usize)),
             rate: Arc::default(),
         })
     }
-}
 
-/// The value itself never becomes part of an error.
-fn read_secret(secret: &Secret) -> anyhow::Result<String> {
-    match secret {
-        Secret::Env(variable) => match env::var(variable) {
-            Ok(value) => Ok(value),
-            Err(env::VarError::NotPresent) => {
-                bail!("environment variable {variable} is not set: export it before `up`")
-            }
-            Err(env::VarError::NotUnicode(_)) => bail!("environment variable {variable} is not UTF-8"),
-        },
-        Secret::File(path) => {
-            let length = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?.len();
-            if length > SECRET_BYTES_MAX {
-                bail!("{} has {length} bytes; a secret has at most {SECRET_BYTES_MAX}", path.display());
-            }
-            let value = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-            // Editors and `echo` end a file with a line feed that is no part of the secret.
-            Ok(value.strip_suffix('\n').map_or(value.as_str(), |line| line.trim_end_matches('\r')).to_owned())
-        }
+    /// Whether a handler with these settings is the same to its guest as one with `other`.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.group, self.memory_bytes, self.instance, self.max_reuse, self.limits)
+            == (&other.group, other.memory_bytes, other.instance, other.max_reuse, other.limits)
+            && self.produce == other.produce
+            && self.http == other.http
+            && self.environment == other.environment
+    }
+
+    /// Config and secrets, for the guest alone.
+    pub(super) fn environment(&self) -> &[(String, String)] {
+        &self.environment
+    }
+
+    /// The same for wasi:config, which works on every target.
+    pub(super) fn variables(&self) -> WasiConfigVariables {
+        self.environment.iter().cloned().collect()
     }
 }

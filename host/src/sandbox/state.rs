@@ -6,9 +6,16 @@ use tokio::task::yield_now;
 use wasmtime::{Engine, Store, UpdateDeadline, component::ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_config::WasiConfigVariables;
+use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
 use super::{
-    delivery::Delivery, limiter::Limiter, outbox::Outbox, output::Source, settings::GroupSettings, stdio::Stream,
+    calls::{Calls, Client},
+    delivery::Delivery,
+    limiter::Limiter,
+    outbox::Outbox,
+    output::Source,
+    settings::GroupSettings,
+    stdio::Stream,
     turns::LOOKS_A_SLICE,
 };
 
@@ -31,8 +38,25 @@ pub struct State {
     /// Made at the first wasi call: a guest without wasi (`wasm32-unknown-unknown`) does not pay for it.
     wasi: Option<WasiCtx>,
     table: ResourceTable,
-    /// The group's `config` for wasi:config, made at the first look.
+    /// The group's config and secrets for wasi:config, made at the first look.
     pub variables: Option<WasiConfigVariables>,
+    client: Arc<Client>,
+    /// The HTTP calls of this delivery, made at the first use of wasi:http.
+    calls: Option<Calls>,
+    http: WasiHttpCtx,
+}
+
+impl State {
+    /// Ready for the next message: nothing of the one before is produced, and no call of it goes on.
+    pub fn begin_delivery(&mut self) {
+        self.outbox.take();
+        self.end_calls();
+    }
+
+    /// Ends the HTTP calls that the guest has left open.
+    pub fn end_calls(&mut self) {
+        self.calls = None;
+    }
 }
 
 impl WasiView for State {
@@ -42,10 +66,18 @@ impl WasiView for State {
     }
 }
 
+impl WasiHttpView for State {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        let Self { settings, delivery, client, calls, http, table, .. } = self;
+        let hooks = calls.get_or_insert_with(|| Calls::new(client.clone(), settings.clone(), delivery.clone()));
+        WasiHttpCtxView { hooks, table, ctx: http }
+    }
+}
+
 /// Nothing but clocks, random numbers, the group's environment and two streams to write to: no files, no network.
 fn wasi(settings: &GroupSettings, delivery: &Arc<Delivery>) -> WasiCtx {
     WasiCtx::builder()
-        .envs(&settings.environment)
+        .envs(settings.environment())
         .stdout(Stream { source: Source::Stdout, delivery: delivery.clone() })
         .stderr(Stream { source: Source::Stderr, delivery: delivery.clone() })
         .max_random_size(RANDOM_BYTES_MAX)
@@ -53,7 +85,12 @@ fn wasi(settings: &GroupSettings, delivery: &Arc<Delivery>) -> WasiCtx {
 }
 
 /// A store for one instance. [`arm`] it before every call.
-pub fn new_store(engine: &Engine, settings: &Arc<GroupSettings>, delivery: &Arc<Delivery>) -> Store<State> {
+pub fn new_store(
+    engine: &Engine,
+    client: &Arc<Client>,
+    settings: &Arc<GroupSettings>,
+    delivery: &Arc<Delivery>,
+) -> Store<State> {
     let mut table = ResourceTable::new();
     table.set_max_capacity(RESOURCES_MAX);
     let state = State {
@@ -64,6 +101,9 @@ pub fn new_store(engine: &Engine, settings: &Arc<GroupSettings>, delivery: &Arc<
         wasi: None,
         table,
         variables: None,
+        client: client.clone(),
+        calls: None,
+        http: WasiHttpCtx::new(),
     };
     let mut store = Store::new(engine, state);
     store.limiter(|state| &mut state.limiter);

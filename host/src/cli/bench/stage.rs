@@ -82,7 +82,7 @@ impl Stage {
 
     /// The handler under measurement, as the group's.
     pub fn handler(&self, config: &Config, group: &GroupHandle) -> Result<Arc<dyn Handler>> {
-        let settings = Arc::new(GroupSettings::from_config(config, &group.name)?);
+        let settings = Arc::new(GroupSettings::from_config(config, &group.name, Path::new(""))?);
         Ok(Arc::new(self.sandbox.handler(Arc::clone(&self.compiled), settings)))
     }
 

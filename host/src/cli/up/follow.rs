@@ -2,7 +2,6 @@
 
 use std::{path::PathBuf, time::SystemTime};
 
-use super::parts::Parts;
 use crate::{
     config::{self, Config},
     database::Database,
@@ -47,10 +46,6 @@ impl Follower {
                 return None;
             }
         };
-        if let Err(error) = Parts::check(&config) {
-            tracing::error!("refused the changed streams.toml, the old one goes on: {error:#}");
-            return None;
-        }
         if self.applies {
             match engine::apply(database, &config).await {
                 Ok(changes) => changes.iter().for_each(|change| tracing::info!("applied: {change}")),

@@ -11,13 +11,15 @@ mod record;
 
 mod signals;
 
+mod wanted;
+
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
-use self::{follow::Follower, parts::Parts, signals::Signals};
+use self::{follow::Follower, parts::Parts, signals::Signals, wanted::Wanted};
 use super::{
     Global,
     open::{Opened, data_folder, open_for_host},
@@ -59,7 +61,11 @@ impl Up {
     /// Runs with an open database, and leaves nothing running behind.
     async fn host(&self, global: &Global, config: Config, opened: &Opened, signals: &mut Signals) -> Result<()> {
         let database = &opened.database;
-        Parts::check(&config)?;
+        let wanted = Wanted::read(&config, &global.config).await;
+        if self.drain {
+            // A job that leaves a group out would look as if it had done its work.
+            wanted.complete()?;
+        }
         if !self.no_apply {
             for change in engine::apply(database, &config).await? {
                 tracing::info!("applied: {change}");
@@ -67,10 +73,10 @@ impl Up {
         }
         let cache = data_folder(global).join("cache");
         let mut parts = tokio::select! {
-            parts = Parts::start(database, &config, &global.config, cache) => parts?,
+            parts = Parts::start(database, &config, &global.config, cache, wanted) => parts?,
             () = signals.asked_to_stop() => return Ok(()),
         };
-        super::output::complain(&ready_line(&config, opened, &parts));
+        super::output::complain(&ready_line(opened, &parts));
         let follower = Follower::new(global.config.clone(), !self.no_apply);
         let stop = CancellationToken::new();
         let demo =
@@ -126,9 +132,9 @@ impl Up {
             let mut follows = round.is_multiple_of(FOLLOW_EVERY);
             if let Some(config) = follower.look(database).await {
                 follows = true;
-                if let Err(error) = parts.update(&config) {
-                    tracing::error!("failed to take over streams.toml, the handlers go on as before: {error:#}");
-                }
+                parts.update(&config).await;
+            } else if follows {
+                parts.look_for_secrets().await;
             }
             if follows && let Err(error) = parts.follow(database).await {
                 tracing::warn!("failed to look what is declared, will try again: {error:#}");
@@ -137,11 +143,11 @@ impl Up {
     }
 }
 
-fn ready_line(config: &Config, opened: &Opened, parts: &Parts) -> String {
+fn ready_line(opened: &Opened, parts: &Parts) -> String {
     let postgres = match &opened.server {
         Some(server) => format!("its own Postgres {} in {}", server.major(), server.data_folder().display()),
         None => opened.database.to_string(),
     };
-    let groups: Vec<&str> = config.groups.keys().map(String::as_str).collect();
+    let groups: Vec<&str> = parts.names().map(String::as_str).collect();
     format!("ready: {postgres}; groups {}; {}", groups.join(", "), parts.describe())
 }

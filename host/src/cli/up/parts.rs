@@ -1,7 +1,7 @@
 //! The parts of a running host, joined: sandbox, deployer and consumer.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::HashMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::record::Recorder;
+use super::{record::Recorder, wanted::Wanted};
 use crate::{
     config::{self, Config},
     consumer::{Consumer, Counters},
     database::Database,
-    deploy::{Deployer, Deployment},
+    deploy::Deployer,
     engine::{self, GroupHandle, GroupId},
-    sandbox::{GroupSettings, Sandbox, Settings},
+    sandbox::{Sandbox, Settings},
 };
 
 /// See the module.
@@ -29,7 +29,7 @@ pub struct Parts {
     counters: Arc<Counters>,
     recorder: Recorder,
     /// The groups that streams.toml of this host names.
-    named: HashSet<String>,
+    wanted: Wanted,
     /// What the groups run with: as the database said when they were started.
     running: HashMap<String, Declared>,
     shutdown: CancellationToken,
@@ -50,24 +50,30 @@ impl Declared {
 
 impl Parts {
     /// Returns when every handler file has been loaded, refused or found missing, and the host has an identity.
-    pub async fn start(database: &Database, config: &Config, config_file: &Path, cache: PathBuf) -> Result<Self> {
+    pub async fn start(
+        database: &Database,
+        config: &Config,
+        config_file: &Path,
+        cache: PathBuf,
+        wanted: Wanted,
+    ) -> Result<Self> {
         let settings = Settings {
             cache_folder: Some(cache),
             compile_threads: config.host.compile_threads,
             file_bytes_max: config.host.component_max_bytes,
+            authorities_file: std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty()).map(PathBuf::from),
             ..Settings::default()
         };
         let sandbox = Sandbox::start(settings).await.context("start the sandbox")?;
         let shutdown = CancellationToken::new();
         let folder = config.host.handlers_folder(config_file);
-        let deployer = Deployer::start(sandbox.clone(), folder, deployments(config)?, shutdown.clone()).await;
+        let deployer = Deployer::start(sandbox.clone(), folder, wanted.deployments(), shutdown.clone()).await;
         let counters = Arc::new(Counters::default());
         counters.publish("sandbox", json!(sandbox.describe()));
         let consumer = Consumer::start(database, &config.host, &host_name(), Arc::clone(&counters))?;
-        let named = config.groups.keys().cloned().collect();
         let recorder = Recorder::default();
         let running = HashMap::new();
-        let mut parts = Self { sandbox, deployer, consumer, counters, recorder, named, running, shutdown };
+        let mut parts = Self { sandbox, deployer, consumer, counters, recorder, wanted, running, shutdown };
         parts.publish(database).await;
         parts.consumer.alive().await;
         parts.publish(database).await; // what is deployed is recorded under the host's identity
@@ -77,7 +83,8 @@ impl Parts {
 
     /// Tells `status` about the handlers here, and records what has been deployed since the last time.
     pub async fn publish(&mut self, database: &Database) {
-        let status = self.deployer.status();
+        let mut status = self.deployer.status();
+        status.extend(self.wanted.statuses());
         self.counters.publish("handlers", json!(status));
         if let Some(host) = self.consumer.host() {
             self.recorder.record(database, host, &self.deployer, &status).await;
@@ -100,23 +107,29 @@ impl Parts {
         }
     }
 
-    /// Fails when a secret that streams.toml names is missing: asked before anything is applied.
-    pub fn check(config: &Config) -> Result<()> {
-        deployments(config).map(drop)
+    /// The groups that can run here.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.wanted.names()
     }
 
     /// Takes over a changed streams.toml.
-    pub fn update(&mut self, config: &Config) -> Result<()> {
-        self.deployer.update_groups(deployments(config)?);
-        self.named = config.groups.keys().cloned().collect();
-        Ok(())
+    pub async fn update(&mut self, config: &Config) {
+        self.wanted.update(config).await;
+        self.deployer.update_groups(self.wanted.deployments());
+    }
+
+    /// Takes over secrets that came or changed since the last look.
+    pub async fn look_for_secrets(&mut self) {
+        if self.wanted.look_again().await {
+            self.deployer.update_groups(self.wanted.deployments());
+        }
     }
 
     /// Runs the groups as the database declares them, whichever host declared them so. One that changed is drained and
     /// started again; one that is no longer declared, or no longer named here, is drained.
     pub async fn follow(&mut self, database: &Database) -> Result<()> {
         let mut groups = engine::load_groups(database).await?;
-        groups.retain(|group| self.named.contains(&*group.name));
+        groups.retain(|group| self.wanted.holds(&group.name));
         let (running, consumer) = (&mut self.running, &mut self.consumer);
         running.retain(|name, _| {
             let stays = groups.iter().any(|group| *group.name == **name);
@@ -143,15 +156,6 @@ impl Parts {
         self.shutdown.cancel();
         self.deployer.join().await;
     }
-}
-
-/// Which file serves which group, with the group's bounds and grants. Fails when a secret is missing.
-fn deployments(config: &Config) -> Result<BTreeMap<String, Deployment>> {
-    let deployment = |(name, group): (&String, &config::Group)| {
-        let settings = GroupSettings::from_config(config, name)?;
-        Ok((name.clone(), Deployment { file: group.handler.clone(), settings: Arc::new(settings) }))
-    };
-    config.groups.iter().map(deployment).collect()
 }
 
 /// As people know this process: machine and process id.
