@@ -86,4 +86,6 @@ mod keys_dead;
 
 mod keys_produce;
 
+mod keys_hosts;
+
 mod model;
