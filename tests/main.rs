@@ -108,6 +108,8 @@ mod keys_dead;
 
 mod keys_produce;
 
+mod keys_hosts;
+
 mod keys_retention;
 
 mod model;
