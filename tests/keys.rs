@@ -6,11 +6,14 @@ use std::{
     time::Duration,
 };
 
-use millstream::handler::{Concurrency, Finished, Handler, Handling, Message, NewMessage, Outcome};
+use millstream::{
+    engine::{self, Wanted},
+    handler::{Concurrency, Finished, Handler, Handling, Message, NewMessage, Outcome},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    engine::{Project, done, text},
+    engine::{Project, done, request, text},
     keyed::{LIMIT, all_done, failed, keyed, steps, streams},
     wait_for,
 };
@@ -278,4 +281,84 @@ async fn key_rules_decide_what_the_producer_leaves_open() {
     assert_eq!(told, "parallel, other exclusive, state-1 exclusive 0, state-10 exclusive, acct-1 parallel");
     let lanes = "select count(distinct lane) from {schema}.message_log_1 where concurrency = 'ordered' and lane between 0 and 3";
     assert_eq!(project.number(lanes).await, 4);
+}
+
+/// O3, R4. Twenty keys whose heads fail, and ten slots: the failing ones wait without a slot, and every healthy message is
+/// delivered at its first attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r4_more_poison_keys_than_slots_hold_up_nobody() {
+    let toml = streams("slots = 10").replace("base = \"20ms\", max = \"20ms\"", "base = \"1h\", max = \"1h\"");
+    let project = Project::declare(&toml).await;
+    let (trace, _, handler) = steps(|payload, _| if payload.starts_with('p') { failed() } else { done() });
+    let mut batch = Vec::new();
+    for round in 0..10 {
+        batch.extend((0..20).map(|key| keyed(&format!("p{key}"), Concurrency::Ordered, &format!("p{key}"))));
+        batch.extend((0..20).map(|key| keyed(&format!("h{key}"), Concurrency::Ordered, &format!("h{key}.{round}"))));
+    }
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("the healthy ones", LIMIT, async || {
+        trace.ended().iter().filter(|ended| ended.starts_with('h')).count() == 200
+    })
+    .await;
+    wait_for("the others wait", LIMIT, async || {
+        project.number("select count(*) from {schema}.exception where state = 'deferred'").await == 180
+    })
+    .await;
+    assert_eq!(trace.ended().iter().filter(|ended| ended.starts_with('p')).count(), 20, "each head once");
+    assert_eq!(project.number("select count(*) from {schema}.exception where state = 'running'").await, 0);
+    host.drain().await;
+}
+
+/// A group's override is taken away while a host holds messages that it had claimed without their keys: when that host
+/// dies they wait behind their key, in order, before anything that comes later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_claimed_under_an_override_comes_in_order_once_it_is_gone() {
+    let loose = streams("concurrency_override = \"parallel\"");
+    let project = Project::declare(&loose).await;
+    project
+        .produce("orders", &(0..5).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect::<Vec<_>>())
+        .await;
+    let host = engine::register(&project.database, "dies", Duration::from_millis(1)).await.unwrap();
+    let group = project.group("email").await;
+    project.run("update {schema}.host set expires_at = now() + interval '1 minute'").await;
+    let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 0 };
+    let turn = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.unwrap();
+    assert_eq!((turn.claimed.len(), turn.claimed[0].keyed.is_none()), (5, true), "in parallel");
+    let project = project.declare_again(&streams("")).await;
+    project.run("update {schema}.host set expires_at = now() - interval '1 minute'").await;
+    project.produce("orders", &[keyed("a", Concurrency::Ordered, "a5")]).await;
+    for orphaned in engine::orphaned_groups(&project.database, host).await.unwrap() {
+        assert_eq!(engine::recover(&project.database, host, orphaned).await.unwrap(), 5);
+    }
+    let (trace, _, handler) = steps(|_, _| done());
+    let heir = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    heir.drain().await;
+    assert_eq!(trace.ended(), ["a0", "a1", "a2", "a3", "a4", "a5"]);
+}
+
+/// E8. With one message done the next of its key runs at once, although another host had it: nobody waits for a poll, which
+/// comes after a minute here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e8_the_next_message_runs_without_waiting_for_a_poll() {
+    let toml = streams("") + "\n[host]\npoll_min = \"10s\"\npoll_max = \"60s\"";
+    let project = Project::declare(&toml).await;
+    let (trace, stuck, handler) = steps(|_, _| done());
+    stuck.store(true, Relaxed);
+    let host = project.host_with(&[("email", handler)]).await;
+    project.produce("orders", &[keyed("a", Concurrency::Ordered, "a0")]).await;
+    engine::hint(&project.database, "orders").await.unwrap();
+    wait_for("the first runs", LIMIT, async || trace.started() == 1).await;
+    project
+        .produce("orders", &(1..50).map(|n| keyed("a", Concurrency::Ordered, &format!("a{n}"))).collect::<Vec<_>>())
+        .await;
+    engine::hint(&project.database, "orders").await.unwrap();
+    wait_for("the others are claimed", LIMIT, async || {
+        project.number("select claimed from {schema}.cursor").await == 50
+    })
+    .await;
+    stuck.store(false, Relaxed);
+    wait_for("all are done", Duration::from_secs(40), async || trace.ended().len() == 50).await;
+    host.drain().await;
 }

@@ -26,31 +26,46 @@ fn batch(first: u32, count: u32) -> String {
     )
 }
 
-/// Must-show 8. 64 connections that each produce to 250 ordered keys at once, one call of 50,000, and 1,000 calls in one
-/// transaction: the lock table of the cluster holds them all.
+/// Must-show 8. 64 connections that each produce to 250 ordered keys at once, one call of 50,000, 1,000 calls in one
+/// transaction, and 64 transactions open together with 60 keys each: a lock table of the usual size (64 locks for each of
+/// 100 connections) holds them all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_ordered_keys_do_not_exhaust_the_lock_table() {
+    const USUAL: i64 = 64 * 100;
+    const HELD: &str = "select count(*) from pg_locks where locktype = 'advisory'
+        and database = (select oid from pg_database where datname = current_database())";
     let project = Project::declare(&streams("")).await;
     let mut producers = JoinSet::new();
     for number in 0..64 {
         let mut session = project.session().await;
         producers.spawn(async move { session.number(&batch(number * 250, 250)).await });
     }
+    let mut most = 0;
     while let Some(joined) = producers.join_next().await {
         assert_eq!(joined.unwrap(), 250);
+        most = most.max(project.number(HELD).await);
     }
-    assert_eq!(project.number(&batch(0, 50_000)).await, 50_000);
     let mut session = project.session().await;
     session.run("begin").await;
+    assert_eq!(session.number(&batch(0, 50_000)).await, 50_000);
+    most = most.max(session.number(HELD).await);
+    session.run("commit; begin").await;
     for key in 0..1000 {
         session
             .run(&format!("select {{schema}}.produce('orders', 'x', key => 'one{key}', concurrency => 'ordered')"))
             .await;
     }
-    let held =
-        session.number("select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'").await;
-    assert!(held <= 64 + 3, "{held} locks");
+    assert!(session.number(HELD).await <= 64 + 3);
     session.run("commit").await;
+    let mut open = Vec::new();
+    for number in 0..64 {
+        let mut session = project.session().await;
+        session.run("begin").await;
+        assert_eq!(session.number(&batch(number * 60, 60)).await, 60);
+        open.push(session);
+    }
+    most = most.max(project.number(HELD).await);
+    assert!((64 * 60..USUAL).contains(&most), "{most} locks");
 }
 
 /// T4. A producer that keeps its transaction open delays its own key, and nobody else: not other keys, not keyless messages,
@@ -193,4 +208,44 @@ async fn slow_producer(
             second.push(payload);
         }
     }
+}
+
+/// Two transactions that each lock more keys than one may, in several calls: one of them gets 40P01, and neither waits for
+/// ever; also where one waits for a key and the other for the whole stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_transactions_with_very_many_ordered_keys_end() {
+    let project = Project::declare(&streams("")).await;
+    let (mut first, mut second) = (project.session().await, project.session().await);
+    for (session, key) in [(&mut first, 'a'), (&mut second, 'b')] {
+        session.run("begin").await;
+        for number in 0..60 {
+            session.run(&one(&format!("{key}{number}"))).await;
+        }
+    }
+    let rest = |key: char| (60..70).map(move |number| one(&format!("{key}{number}"))).collect::<Vec<_>>();
+    let (first_ended, second_ended) = tokio::join!(all(first, rest('a')), all(second, rest('b')));
+    let deadlocks = [&first_ended, &second_ended].iter().filter(|ended| matches!(ended, Err(code) if code == "40P01")).count();
+    assert!(deadlocks <= 1 && (first_ended.is_ok() || second_ended.is_ok()), "{first_ended:?} {second_ended:?}");
+
+    // The same key again and again is one lock.
+    let mut same = project.session().await;
+    same.run("begin").await;
+    for _ in 0..100 {
+        same.run(&one("same")).await;
+    }
+    let stream = "select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory' and mode = 'ExclusiveLock' and objsubid = 2";
+    assert_eq!(same.number(stream).await, 0, "the stream's ordered lock is shared");
+}
+
+fn one(key: &str) -> String {
+    format!("select {{schema}}.produce('orders', 'x', key => '{key}', concurrency => 'ordered')")
+}
+
+/// Runs statements and commits; the SQLSTATE of the first that fails.
+async fn all(mut session: Session, statements: Vec<String>) -> Result<(), String> {
+    for statement in statements.into_iter().chain(["commit".to_owned()]) {
+        let ran = timeout(LIMIT, session.try_run(&statement)).await.expect("it does not wait for ever");
+        ran.map_err(|error| error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned())?;
+    }
+    Ok(())
 }

@@ -130,13 +130,15 @@ create table {schema}.message_key_lease (
     blocked_by  bigint,
     paused_at   timestamptz,
     rests       boolean not null default false,
+    buries      boolean not null default false, -- it rests, and something may be deferred behind it
     changed_at  timestamptz not null default clock_timestamp(),
     primary key (group_id, message_key, lane),
-    constraint message_key_lease_one_state check (host_id is null or (blocked_by is null and not rests))
+    constraint message_key_lease_one_state check (host_id is null or (blocked_by is null and not rests)),
+    constraint message_key_lease_buries check (rests or not buries)
 ) with (fillfactor = 70);
 create index message_key_lease_host on {schema}.message_key_lease (host_id, group_id) where host_id is not null;
 create index message_key_lease_ready on {schema}.message_key_lease (group_id)
-    where host_id is null and blocked_by is null and paused_at is null;
+    where host_id is null and blocked_by is null and paused_at is null and (not rests or buries);
 create index message_key_lease_blocked on {schema}.message_key_lease (group_id) where blocked_by is not null;
 
 -- Versions of a key that a group passed over since its last delivery of the key: `skipped` of the next one.
@@ -151,7 +153,7 @@ create type {schema}.exception_state as enum (
     'waiting',   -- for its retry; leaves when due, to running
     'delayed',   -- until deliver_after; leaves when due, to running
     'deferred',  -- behind its key; leaves when the key frees, to running. With due_at: not before that
-    'running'    -- on host_id under claim_id; leaves by its settle, or by recovery to waiting
+    'running'    -- on host_id under claim_id; leaves by its settle, or by recovery to waiting or deferred
 );
 
 -- Messages that need attention of their own. A message that succeeds at its first delivery never has a row here.
@@ -166,7 +168,7 @@ create table {schema}.exception (
     message_key     text collate "C",
     lane            smallint not null default 0,
     concurrency     {schema}.concurrency not null default 'parallel',  -- as the group treats it
-    compaction_rank bigint,                     -- null: not compacted
+    compaction_rank bigint,                     -- null: not compacted; which rank it has is for the log to say
     skipped         bigint not null default 0,  -- versions passed over before this one
     dead_letter_id  bigint,                     -- redriven: the dead letter that holds the message's copy
     replay          boolean not null default false,

@@ -48,9 +48,9 @@ impl Done {
 /// How much a turn may bring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted {
-    /// Fresh messages at most, those deferred behind their key included.
+    /// Fresh messages at most, those that were deferred behind their key included.
     pub messages: u32,
-    /// Payload bytes of fresh messages at most, but always one message.
+    /// Payload bytes at most of either, but always one message.
     pub bytes: u64,
     /// Due retries at most: only as many as there are free slots, since they are never prefetched.
     pub retries: u32,

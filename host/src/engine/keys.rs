@@ -9,6 +9,7 @@ use sqlx::{Row, postgres::PgRow};
 use super::{
     GroupId, StreamId,
     inspect::bounded_read,
+    pause::tell_hosts,
     settle::{Burial, bury},
 };
 use crate::{database::Database, handler::FailureClass};
@@ -181,6 +182,7 @@ async fn change(database: &Database, statement: &str, group: GroupId, key: &str)
     let mut tx = database.begin().await?;
     let lanes = database.query(statement).bind(group.0).bind(key).fetch_one(&mut *tx).await?.try_get(0)?;
     tx.commit().await?;
+    tell_hosts(database, group).await;
     Ok(lanes)
 }
 
@@ -211,5 +213,6 @@ pub async fn skip_key(database: &Database, (group, stream): (GroupId, StreamId),
     }
     bury(database, &mut tx, group.0, stream.0, &buried).await.context("keep what was skipped as a dead letter")?;
     tx.commit().await.context("commit the skip")?;
+    tell_hosts(database, group).await;
     Ok(skipped)
 }

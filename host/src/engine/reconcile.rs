@@ -51,6 +51,7 @@ pub async fn give_back(
     if database.query(include_str!("fence.sql")).bind(host.0).fetch_optional(&mut *tx).await?.is_none() {
         return Ok(0);
     }
+    database.query(include_str!("recover_lock_group.sql")).bind(group.id.0).execute(&mut *tx).await?;
     let query = database.stream_query(include_str!("reconcile_give_back.sql"), group.stream_id.0);
     let query = query.bind(group.id.0).bind(host.0).bind(claims.iter().map(|claim| claim.0).collect::<Vec<_>>());
     let query = query.bind(group.concurrency_override());

@@ -101,7 +101,7 @@ pub enum Settled {
 /// a transaction of its own.
 const SHARED_LOCK_TIMEOUT: &str = "set local lock_timeout = '20ms'";
 
-/// Settles a batch in one transaction. With `shared`, locks of other producers are only waited for briefly.
+/// Settles a batch in one transaction. Locks of other producers are only waited for briefly, but by one that settles alone.
 ///
 /// An error leaves it open whether the transaction committed, if `is_ambiguous_commit` says so; then look at what is
 /// still held. Dropping the future does too.

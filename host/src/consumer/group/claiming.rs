@@ -179,7 +179,7 @@ impl Group {
 
     /// An ordered message did not end well: those behind it go back, no attempt counted, in the settle that takes it out.
     /// Where the key goes on without it they stay.
-    fn note_lane(&mut self, keyed: &Keyed, message_id: i64, verdict: Option<&Verdict>) {
+    pub(super) fn note_lane(&mut self, keyed: &Keyed, message_id: i64, verdict: Option<&Verdict>) {
         let skips = self.setting.group.policy.on_dead_letter == OnDeadLetter::Skip;
         let stops = match verdict {
             Some(Verdict::Done) => false,

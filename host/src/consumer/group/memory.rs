@@ -235,6 +235,11 @@ impl Memory {
         self.ended.splice(..0, batch);
     }
 
+    /// A delivery whose effects were refused has another verdict now; what was behind it follows.
+    pub fn judge_again(&mut self, one: Settlement) {
+        self.ended.push(one);
+    }
+
     fn lose(&mut self, token: Token) {
         if let Some(held) = self.claims.remove(&token) {
             held.cut.cancel();

@@ -174,7 +174,11 @@ impl Group {
         if let Verdict::Again { failure: Some(failure), .. } | Verdict::Dead { failure, .. } = &verdict {
             self.setting.counters.count_failure(failure.class);
         }
-        self.memory.put_back(vec![Settlement { verdict, produced: Vec::new(), ..one }]);
+        let (keyed, message_id) = (one.keyed.clone(), one.message_id);
+        self.memory.judge_again(Settlement { verdict: verdict.clone(), produced: Vec::new(), ..one });
+        if let Some(keyed) = in_lane(keyed.as_ref()) {
+            self.note_lane(keyed, message_id, Some(&verdict)); // those behind it go back in the same settle
+        }
     }
 
     fn settled(
@@ -199,7 +203,9 @@ impl Group {
             } else {
                 one.leaves_key(self.setting.group.policy.on_dead_letter)
             };
-            self.settled_lane(one, leaves);
+            let is_dead =
+                !is_fenced(index) && !superseded.contains(&index) && matches!(one.verdict, Verdict::Dead { .. });
+            self.settled_lane(one, leaves, is_dead);
         }
         self.free_released();
         for stream in woken {
@@ -207,10 +213,10 @@ impl Group {
         }
     }
 
-    /// What a settled message means for those behind it.
-    fn settled_lane(&mut self, one: &Settlement, leaves: LeavesKey) {
+    /// What a settled message means for those behind it. `is_dead`: an ordered key goes on without it.
+    fn settled_lane(&mut self, one: &Settlement, leaves: LeavesKey, is_dead: bool) {
         let Some(keyed) = in_lane(one.keyed.as_ref()) else { return };
-        let is_gap = matches!(one.verdict, Verdict::Dead { .. }) && keyed.mode == Concurrency::Ordered;
+        let is_gap = is_dead && keyed.mode == Concurrency::Ordered;
         match leaves {
             LeavesKey::Blocked | LeavesKey::Resting => self.memory.keys().lost(&keyed.lane),
             LeavesKey::Deferred if keyed.mode == Concurrency::Ordered => {}

@@ -88,6 +88,7 @@ declare
     v_claim bigint;
     v_live text[];                              -- producers alive before this turn's snapshot; null: no gap is open
     v_prepared boolean;                         -- one of them is a prepared transaction
+    v_want integer;                             -- fresh messages at most, of the log
     v_scan integer;                             -- rows to look at
     v_held_keys text[] := p_idle_keys;          -- keys that are to be let go if they get nothing
     v_held_lanes smallint[] := p_idle_lanes;
@@ -158,7 +159,7 @@ begin
 
     v_claim := nextval('{schema_text}.claim_id');
     if exists (select from {schema}.message_key_lease
-            where group_id = p_group and host_id is null and blocked_by is null and paused_at is null)
+            where group_id = p_group and host_id is null and blocked_by is null and paused_at is null and (not rests or buries))
     then
         perform {schema}.bury_resting_{stream_id}(p_group);
         if p_want > 0 then
@@ -166,7 +167,8 @@ begin
                 update {schema}.message_key_lease l set host_id = p_host, changed_at = clock_timestamp()
                 from (
                     select message_key, lane from {schema}.message_key_lease
-                    where group_id = p_group and host_id is null and blocked_by is null and paused_at is null and not rests
+                    where group_id = p_group and host_id is null and blocked_by is null and paused_at is null
+                        and (not rests or buries) and not rests
                     limit p_want
                 ) as r
                 where l.group_id = p_group and l.message_key = r.message_key and l.lane = r.lane
@@ -176,15 +178,17 @@ begin
         end if;
     end if;
     if v_held_keys <> '{}' and p_want > 0 then
-        v_exceptions := {schema}.take_deferred_{stream_id}(p_group, p_host, v_claim, v_held_keys, v_held_lanes, p_lane_max, p_want);
+        v_exceptions := {schema}.take_deferred_{stream_id}(p_group, p_host, v_claim, v_held_keys, v_held_lanes, p_lane_max, p_want,
+            p_want_bytes);
     end if;
+    v_want := p_want - cardinality(v_exceptions);
     if p_want_retries > 0 then
         v_exceptions := v_exceptions || {schema}.take_due_{stream_id}(p_group, p_host, v_claim, p_want_retries);
     end if;
 
     select claimed, replay_upto into v_cursor, v_replay_upto from {schema}.cursor where group_id = p_group;
     v_frontier := v_cursor;
-    if p_want > 0 then
+    if v_want > 0 then
         if exists (select from {schema}.cursor_gap where group_id = p_group) then
             select coalesce(array_agg(virtualtransaction), '{}'), coalesce(bool_or(virtualtransaction like '-1/%'), false)
             into v_live, v_prepared
@@ -192,8 +196,8 @@ begin
             where locktype = 'advisory' and classid = {lock_class} and objid = {stream_id} and objsubid = 2 and granted
                 and database = (select oid from pg_database where datname = current_database());
         end if;
-        v_scan := case when p_routing_keys is null and p_keys is null and p_not_keys is null and p_headers is null then p_want
-            else greatest(p_want, 1000) end;
+        v_scan := case when p_routing_keys is null and p_keys is null and p_not_keys is null and p_headers is null then v_want
+            else greatest(v_want, 1000) end;
 
         with head as materialized (             -- what stands after the cursor, without payloads
             select * from (
@@ -206,7 +210,7 @@ begin
                         and (p_headers is null or m.headers @> p_headers) as matches
                     from {schema}.log_heads_{stream_id}(v_cursor, v_scan) m
                 ) as l
-            ) as l where l.wanted <= p_want
+            ) as l where l.wanted <= v_want
         ),
         open_gap as materialized (
             select id, missing, (v_prepared or v_live && holders) and not isempty(missing) as undecided
@@ -220,11 +224,11 @@ begin
                     and (p_headers is null or l.headers @> p_headers) as matches,
                 row_number() over (order by l.id) as n, sum(coalesce(octet_length(l.payload), 0)) over (order by l.id) as bytes
             from (
-                select (g.message).*, g.gap_id from {schema}.log_in_gaps_{stream_id}(p_group, p_want) g where v_live is not null
+                select (g.message).*, g.gap_id from {schema}.log_in_gaps_{stream_id}(p_group, v_want) g where v_live is not null
             ) as l
         ),
         late_taken as materialized (
-            select id, gap_id from late where n = 1 or (n <= p_want and bytes <= p_want_bytes)
+            select id, gap_id from late where n = 1 or (n <= v_want and bytes <= p_want_bytes)
         ),
         whole as (                              -- did every late message fit?
             select (select count(*) from late) = (select count(*) from late_taken) as late
@@ -314,18 +318,6 @@ begin
         end if;
     end if;
 
-    if v_held_keys <> '{}' then
-        perform {schema}.release_keys(p_group, p_host, array_agg(message_key), array_agg(lane))
-        from (
-            select * from unnest(v_held_keys, v_held_lanes) as k (message_key, lane)
-            except
-            select message_key, lane from {schema}.exception
-            where group_id = p_group and message_id = any (v_exceptions) and message_key is not null
-            except
-            select message_key, lane from unnest(v_keyed_ids, v_keyed_keys, v_keyed_lanes) as f (id, message_key, lane)
-            where id in (select unnest(v_keyed_run))
-        ) as idle;
-    end if;
     if v_held_keys <> '{}' or v_keyed_ids is not null then
         perform set_config('synchronous_commit', v_durable, true);
     end if;
@@ -403,6 +395,18 @@ begin
         where t.is_there;
     end if;
 
+    if v_held_keys <> '{}' then                 -- after what has vanished is known
+        perform {schema}.release_keys(p_group, p_host, array_agg(message_key), array_agg(lane))
+        from (
+            select * from unnest(v_held_keys, v_held_lanes) as k (message_key, lane)
+            except
+            select message_key, lane from {schema}.exception
+            where group_id = p_group and message_id = any (v_exceptions) and message_key is not null
+            except
+            select message_key, lane from unnest(v_keyed_ids, v_keyed_keys, v_keyed_lanes) as f (id, message_key, lane)
+            where id in (select unnest(v_keyed_run))
+        ) as idle;
+    end if;
     return query select * from {schema}.turn_note(v_note, v_settled, v_ran, v_frontier, v_cursor);
 end
 $$;

@@ -8,7 +8,7 @@
 -- holds because a message goes into a host's queue only when nothing of its key is deferred; else it is deferred itself.
 
 -- Takes what is deferred behind keys that this host has and that have nothing left to run here: the oldest first, at most
--- p_lane_max of a key, p_want in all. Versions that lost to a newer one end here. What a host died with, and what is
+-- p_lane_max of a key, p_want and p_want_bytes in all, but always one. Versions that lost to a newer one end here. What a host died with, and what is
 -- compacted, is taken alone: the first, so that a message that kills hosts costs those behind it no attempt; the second,
 -- so that the newest version is looked up when the one before has ended. An ordered head whose time has not come blocks
 -- its key. Index: exception_deferred.
@@ -19,7 +19,8 @@ create or replace function {schema}.take_deferred_{stream_id}(
     p_keys text[],
     p_lanes smallint[],
     p_lane_max integer,
-    p_want integer
+    p_want integer,
+    p_want_bytes bigint
 ) returns bigint[]
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
@@ -48,15 +49,11 @@ begin
         window line as (partition by message_key, lane order by message_id)
     ),
     taken as materialized (
-        select message_id from (
+        select message_id, place from (
             select message_id, place, bool_or(is_end) over (partition by message_key, lane order by message_id) as is_behind from live
         ) as l
         where not is_behind and place <= p_lane_max
         order by place, message_id limit p_want
-    ),
-    running as (
-        update {schema}.exception e set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
-        from taken t where e.group_id = p_group and e.message_id = t.message_id
     ),
     waits as (                                  -- only an ordered one is deferred with a time
         update {schema}.exception e set state = 'delayed'
@@ -67,10 +64,27 @@ begin
         from live l
         where l.place = 1 and not l.is_due and k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane
     )
-    select (select array_agg(message_id) from taken), (select array_agg(message_id) from queue where is_lost) into v_taken, v_lost;
+    select (select array_agg(message_id order by place, message_id) from taken), (select array_agg(message_id) from queue where is_lost) into v_taken, v_lost;
     if v_lost is not null then
         perform {schema}.pass_over(p_group, v_lost);
     end if;
+    if v_taken is null then
+        return '{}';
+    end if;
+    with fits as materialized (                 -- the size of a payload is known without reading it
+        select message_id from (
+            select t.message_id, t.n, sum(coalesce(octet_length(l.payload), 0)) over (order by t.n) as bytes
+            from unnest(v_taken) with ordinality as t (message_id, n)
+            left join {schema}.log_rows_{stream_id}(v_taken) l on l.id = t.message_id
+        ) as sized
+        where n = 1 or bytes <= p_want_bytes
+    ),
+    running as (
+        update {schema}.exception e set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
+        from fits f where e.group_id = p_group and e.message_id = f.message_id
+        returning e.message_id
+    )
+    select array_agg(message_id) into v_taken from running;
     return coalesce(v_taken, '{}');
 end
 $$;
@@ -214,11 +228,11 @@ begin
     -- How the key stands is looked up with its first message, and told to the others by windows: a join of the two would be
     -- a nested loop over all pairs, since nobody can estimate how many there are.
     first as materialized (
-        select l.*, k.is_leased, k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes))
+        select l.*, k.is_leased, k.rests, k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes))
             as is_ours
         from line l
         left join lateral (
-            select true as is_leased, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
+            select true as is_leased, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
                     select from {schema}.exception e
                     where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')
                 as is_ours
@@ -235,6 +249,10 @@ begin
                 coalesce(first_value(is_leased) over queue, false) as is_leased, coalesce(first_value(is_ours) over queue, false) as is_ours
             from first window queue as (partition by message_key, lane order by place)
         ) as f
+    ),
+    buried as (                                 -- what is deferred behind a resting key dies
+        update {schema}.message_key_lease k set buries = true
+        from first f where f.rests and k.group_id = p_group and k.message_key = f.message_key and k.lane = f.lane
     ),
     leased as (
         insert into {schema}.message_key_lease (group_id, message_key, lane, host_id, blocked_by)
@@ -294,21 +312,24 @@ create or replace function {schema}.bury_resting_{stream_id}(p_group integer) re
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
 as $$
 declare
+    v_key text;
+    v_lane smallint;
     v_dying bigint[];
 begin
+    select message_key, lane into v_key, v_lane from {schema}.message_key_lease
+    where group_id = p_group and host_id is null and blocked_by is null and paused_at is null and rests and buries limit 1;
+    if not found then
+        return;
+    end if;
     select array_agg(message_id) into v_dying
     from (
-        select e.message_id
-        from {schema}.message_key_lease l
-        cross join lateral (
-            select message_id from {schema}.exception
-            where group_id = p_group and message_key = l.message_key and lane = l.lane and state = 'deferred'
-                and dead_letter_id is null
-            order by message_id limit 500
-        ) as e
-        where l.group_id = p_group and l.host_id is null and l.blocked_by is null and l.paused_at is null and l.rests
-        order by e.message_id limit 500
+        select message_id from {schema}.exception
+        where group_id = p_group and message_key = v_key and lane = v_lane and state = 'deferred' and dead_letter_id is null
+        order by message_id limit 500
     ) as d;
+    if coalesce(cardinality(v_dying), 0) < 500 then
+        update {schema}.message_key_lease set buries = false where group_id = p_group and message_key = v_key and lane = v_lane;
+    end if;
     if v_dying is null then
         return;
     end if;
@@ -324,6 +345,6 @@ begin
     order by g.message_id
     on conflict on constraint dead_letter_once do update
     set attempts = excluded.attempts, class = excluded.class, error = excluded.error, deaths = d.deaths + 1,
-        died_at = clock_timestamp(), redriven_at = null;
+        died_at = clock_timestamp(), redriven_at = null, replayed_at = null;
 end
 $$;

@@ -9,7 +9,7 @@ declare
     v_lanes bigint;
 begin
     perform pg_advisory_xact_lock({lock_class} + 1, p_group);
-    update {schema}.message_key_lease set rests = false, changed_at = clock_timestamp()
+    update {schema}.message_key_lease set rests = false, buries = false, changed_at = clock_timestamp()
     where group_id = p_group and message_key = p_key and rests;
     get diagnostics v_lanes = row_count;
     return v_lanes;

@@ -257,7 +257,8 @@ revoke all on function {schema}.key_modes(integer, text[], text[], boolean[], bi
 -- Locks ordered keys (each with its lane) to the end of the transaction, so that for one key id order is commit order.
 -- The lock table is shared by the whole cluster: a transaction takes at most 64 such locks. One with more keys takes the
 -- stream's ordered lock for itself, which the others share. It waits for that one in short turns: whoever waits longer
--- would, behind one producer that keeps its transaction open, stop all the others.
+-- would, behind one producer that keeps its transaction open, stop all the others. Every tenth second it waits long
+-- enough for Postgres to find a deadlock; and one that shares the lock already waits plainly, since two of those are one.
 create or replace function {schema}.lock_ordered_keys(p_stream integer, p_keys text[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -267,10 +268,16 @@ declare
     v_held integer := coalesce(nullif(current_setting('millstream.key_locks', true), ''), '0')::integer;
     v_since timestamptz := clock_timestamp();
     v_patience interval := current_setting('lock_timeout')::interval;
+    v_try integer := 0;
 begin
     select array_agg(distinct hashtextextended(k, {lock_class}::bigint << 32 | p_stream)) into v_locks from unnest(p_keys) as k;
     if v_locks is null then
         return;
+    end if;
+    if v_held > 0 and v_held + cardinality(v_locks) > 64 then
+        select count(*) into v_held from pg_locks    -- calls for the same keys take no more of them
+        where locktype = 'advisory' and objsubid = 1 and pid = pg_backend_pid()
+            and not (classid::bigint << 32 | objid::bigint) = any (v_locks);
     end if;
     perform set_config('millstream.key_locks', (v_held + cardinality(v_locks))::text, true);
     if v_held + cardinality(v_locks) <= 64 then
@@ -280,9 +287,15 @@ begin
         end loop;
         return;
     end if;
+    if v_held > 0 then
+        perform pg_advisory_xact_lock({lock_class} + 5, p_stream);
+        return;
+    end if;
     loop
+        v_try := v_try + 1;
         begin
-            perform set_config('lock_timeout', '20ms', true);
+            perform set_config('lock_timeout', case when v_try % 80 = 0
+                then extract(epoch from current_setting('deadlock_timeout')::interval) * 1000 + 200 else 20 end || 'ms', true);
             perform pg_advisory_xact_lock({lock_class} + 5, p_stream);
             perform set_config('lock_timeout', extract(epoch from v_patience) * 1000 || 'ms', true);
             return;
@@ -412,13 +425,9 @@ begin
             select exists (select from {schema}.cursor_gap where group_id = g.id) as gap,
                 exists (select from {schema}.exception
                     where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp())
-                or exists (                     -- a key that is ready; a resting one only with something to bury
+                or exists (                     -- a key that is ready, or one that rests with something to bury
                     select from {schema}.message_key_lease l
-                    where group_id = g.id and host_id is null and blocked_by is null and paused_at is null
-                        and (not rests or exists (
-                            select from {schema}.exception e
-                            where e.group_id = g.id and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred'
-                                and e.dead_letter_id is null)))
+                    where group_id = g.id and host_id is null and blocked_by is null and paused_at is null and (not rests or buries))
                     as due,
                 pg_sequence_last_value(format('{schema_format}.message_log_%s_id', g.stream_id)::regclass) > c.claimed as drawn
         ) as w
