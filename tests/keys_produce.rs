@@ -224,7 +224,8 @@ async fn two_transactions_with_very_many_ordered_keys_end() {
     }
     let rest = |key: char| (60..70).map(move |number| one(&format!("{key}{number}"))).collect::<Vec<_>>();
     let (first_ended, second_ended) = tokio::join!(all(first, rest('a')), all(second, rest('b')));
-    let deadlocks = [&first_ended, &second_ended].iter().filter(|ended| matches!(ended, Err(code) if code == "40P01")).count();
+    let deadlocks =
+        [&first_ended, &second_ended].iter().filter(|ended| matches!(ended, Err(code) if code == "40P01")).count();
     assert!(deadlocks <= 1 && (first_ended.is_ok() || second_ended.is_ok()), "{first_ended:?} {second_ended:?}");
 
     // The same key again and again is one lock.

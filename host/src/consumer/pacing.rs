@@ -3,8 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-/// How much work to hold beyond the slots, in time. A turn takes a few milliseconds; a busy database ten times that.
+/// How much work to hold beyond the slots, in time, at least. A turn takes a few milliseconds; where it takes longer, on a
+/// busy database or a slow disk, twice the time of a turn: else the slots would wait for it, however fast they are.
 const AHEAD: Duration = Duration::from_millis(50);
+
+/// The most, however long turns take.
+const AHEAD_MAX: Duration = Duration::from_secs(1);
 
 /// Most messages one group holds on one host: four turns of the largest size, so that the database works on the next
 /// turn while the slots work on this one.
@@ -35,6 +39,8 @@ pub struct Pace {
     per_second: f64,
     since: Instant,
     ended: u32,
+    /// How long a turn takes, as of late.
+    turn: Duration,
 }
 
 /// The rate is measured over this long.
@@ -42,7 +48,7 @@ const WINDOW: Duration = Duration::from_millis(20);
 
 impl Pace {
     pub fn new(slots: u32) -> Self {
-        Self { slots, per_second: 0.0, since: Instant::now(), ended: 0 }
+        Self { slots, per_second: 0.0, since: Instant::now(), ended: 0, turn: Duration::ZERO }
     }
 
     /// Notes that `count` deliveries have ended.
@@ -58,6 +64,11 @@ impl Pace {
         }
     }
 
+    /// Notes how long a turn took. A slower one counts by a quarter: one that waited for a lock is not the rule.
+    pub fn turned(&mut self, took: Duration) {
+        self.turn = if took < self.turn { (self.turn + took) / 2 } else { (self.turn * 3 + took) / 4 };
+    }
+
     /// How many messages to hold at most, running ones included.
     #[expect(
         clippy::cast_possible_truncation,
@@ -65,7 +76,8 @@ impl Pace {
         reason = "a rate is finite and not negative; `as` saturates"
     )]
     pub fn held_max(&self) -> u32 {
-        let ahead = (self.per_second * AHEAD.as_secs_f64()) as u32;
+        let ahead = (self.turn * 2).clamp(AHEAD, AHEAD_MAX);
+        let ahead = (self.per_second * ahead.as_secs_f64()) as u32;
         (self.slots + ahead).min(HELD_MAX.max(self.slots))
     }
 
@@ -112,6 +124,18 @@ mod tests {
         pace.per_second = 2000.0;
         assert_eq!(pace.held_max(), 116);
         pace.per_second = 1e9;
+        assert_eq!(pace.held_max(), HELD_MAX);
+    }
+
+    #[test]
+    fn slow_turns_are_bridged_by_a_larger_backlog() {
+        let mut pace = Pace::new(16);
+        pace.per_second = 2000.0;
+        (0..20).for_each(|_| pace.turned(Duration::from_millis(5)));
+        assert_eq!(pace.held_max(), 116);
+        (0..20).for_each(|_| pace.turned(Duration::from_millis(200)));
+        assert!((780..=816).contains(&pace.held_max()), "{}", pace.held_max());
+        (0..20).for_each(|_| pace.turned(Duration::from_secs(60)));
         assert_eq!(pace.held_max(), HELD_MAX);
     }
 

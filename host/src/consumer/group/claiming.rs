@@ -27,15 +27,16 @@ const BUSY_WAIT: Duration = Duration::from_millis(2);
 
 impl Group {
     pub(super) async fn claim(&mut self, identity: &Identity, life: &CancellationToken) -> Step {
+        // A group with nothing more to do hands its keys on at once.
+        let keep = if self.may_have_work || self.open() > 0 { self.pace.keep_keys() } else { Duration::ZERO };
+        let keys_due = self.memory.keys().due_at(keep).is_some_and(|at| at <= Instant::now());
+        self.may_have_work |= keys_due && !self.setting.drain.is_cancelled(); // something may wait behind them
         let wanted = self.wanted();
         let is_late = self.is_partly_late();
         let done = self.memory.done(is_late);
         self.seat.idle.store(!self.may_have_work && self.room() > 0, Relaxed);
         // While deliveries run, finished claims wait for the next claim: the two then share one turn. A key does not wait.
         let waits = done.is_empty() || (self.memory.open > 0 && self.may_have_work && !is_late);
-        // A group with nothing more to do hands its keys on at once.
-        let keep = if self.may_have_work || self.open() > 0 { self.pace.keep_keys() } else { Duration::ZERO };
-        let keys_due = self.memory.keys().due_at(keep).is_some_and(|at| at <= Instant::now());
         if wanted.is_nothing() && waits && !keys_due {
             return Step::Rest;
         }
@@ -48,7 +49,10 @@ impl Group {
             wanted,
         };
         self.setting.counters.turns.fetch_add(1, Relaxed);
-        match answered(claim(&self.setting.database, identity.host, &self.setting.group, &request)).await {
+        let began = Instant::now();
+        let turn = answered(claim(&self.setting.database, identity.host, &self.setting.group, &request)).await;
+        self.pace.turned(began.elapsed());
+        match turn {
             Ok(turn) => self.take(turn, &request, life),
             Err(error) => {
                 self.back_off("claim", &error);
