@@ -51,19 +51,8 @@ impl Project {
 
     pub async fn host_with(&self, handlers: &[(&str, Arc<dyn Handler>)]) -> Host {
         let database = self.database.another_host().await;
-        let counters = Arc::new(Counters::default());
-        let mut consumer =
-            Consumer::start(&database, &self.config.host, "test", Arc::clone(&counters)).expect("start a host");
-        consumer.alive().await;
-        let groups = engine::load_groups(&self.database).await.expect("load the groups");
-        let mut senders = HashMap::new();
-        for (name, handler) in handlers {
-            let (sender, newest): (_, Newest) = watch::channel(Some(Arc::clone(handler)));
-            let group = groups.iter().find(|group| &*group.name == *name).expect("a declared group");
-            consumer.run_group(group.clone(), newest);
-            senders.insert((*name).to_owned(), sender);
-        }
-        Host { consumer, counters, database, _senders: senders }
+        let handlers = handlers.iter().map(|(name, handler)| ((*name).to_owned(), Arc::clone(handler))).collect();
+        Host::start(database, self.config.host.clone(), "test".to_owned(), handlers).await
     }
 
     /// Produces one batch in one transaction.
@@ -134,6 +123,27 @@ pub struct Host {
 }
 
 impl Host {
+    /// Runs groups, each with its handler.
+    pub async fn start(
+        database: Database,
+        config: config::Host,
+        name: String,
+        handlers: Vec<(String, Arc<dyn Handler>)>,
+    ) -> Self {
+        let counters = Arc::new(Counters::default());
+        let mut consumer = Consumer::start(&database, &config, &name, Arc::clone(&counters)).expect("start a host");
+        consumer.alive().await;
+        let groups = engine::load_groups(&database).await.expect("load the groups");
+        let mut senders = HashMap::new();
+        for (name, handler) in handlers {
+            let (sender, newest): (_, Newest) = watch::channel(Some(handler));
+            let group = groups.iter().find(|group| *group.name == *name).expect("a declared group");
+            consumer.run_group(group.clone(), newest);
+            senders.insert(name, sender);
+        }
+        Self { consumer, counters, database, _senders: senders }
+    }
+
     /// Stops as TERM would.
     pub async fn drain(self) {
         self.consumer.drain().await;
