@@ -321,13 +321,18 @@ async fn in_order(project: &Project, spans: &Spans, policy: &str) {
     let open: HashSet<i64> = open.into_iter().collect();
     let stops: HashMap<&str, i64> = dead.iter().map(|(key, first, _)| (key.as_str(), *first)).collect();
     for (key, spans) in spans.all() {
-        let last: BTreeMap<i64, Span> =
-            spans.iter().filter(|span| span.answered && !open.contains(&span.id)).map(|span| (span.id, *span)).collect();
+        let last: BTreeMap<i64, Span> = spans
+            .iter()
+            .filter(|span| span.answered && !open.contains(&span.id))
+            .map(|span| (span.id, *span))
+            .collect();
         let lasts: Vec<Span> = last.into_values().collect();
         for pair in lasts.windows(2) {
             assert!(pair[0].start < pair[1].start, "key {key}: {pair:?}");
         }
-        if policy != "skip" && let Some(first) = stops.get(key.as_str()) {
+        if policy != "skip"
+            && let Some(first) = stops.get(key.as_str())
+        {
             assert!(lasts.iter().all(|span| span.id < *first), "key {key} went on after {first}");
         }
     }

@@ -402,3 +402,24 @@ async fn cut_connections_lose_nothing_and_stop_nobody() {
     }
     host.drain().await;
 }
+
+/// What a turn brings while its host is being removed keeps the host: else nobody would ever recover it.
+#[tokio::test]
+async fn a_host_is_not_removed_under_a_turn_that_is_still_under_way() {
+    let project = Project::declare(SHORT_LEASE).await;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+    let mut turn = project.session().await;
+    turn.run(&format!(
+        "begin; select from {{schema}}.host where id = {host} for key share;
+        insert into {{schema}}.message_key_lease (group_id, message_key, host_id) values (1, 'k', {host})"
+    ))
+    .await;
+    let waits = "select count(*) from pg_locks where not granted";
+    let then_commit = async {
+        wait_for("the removal waits", LIMIT, async || project.number(waits).await > 0).await;
+        turn.run("commit").await;
+    };
+    let (removed, ()) = tokio::join!(engine::deregister(&project.database, host), then_commit);
+    assert!(!removed.unwrap());
+    assert_eq!(project.number("select count(*) from {schema}.host").await, 1);
+}

@@ -37,8 +37,11 @@ pub async fn dead_hosts(database: &Database) -> Result<Vec<HostId>, sqlx::Error>
 
 /// Gives the identity up, once nothing is held under it. `false`: something still is.
 pub async fn deregister(database: &Database, host: HostId) -> Result<bool, sqlx::Error> {
-    let rows = database.fetch_all(database.query(include_str!("lease_deregister.sql")).bind(host.0)).await?;
-    Ok(!rows.is_empty())
+    let mut tx = database.begin().await?;
+    database.query(include_str!("lease_deregister_lock.sql")).bind(host.0).execute(&mut *tx).await?;
+    let gone = database.query(include_str!("lease_deregister.sql")).bind(host.0).fetch_all(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(!gone.is_empty())
 }
 
 pub(super) fn milliseconds(duration: Duration) -> i64 {

@@ -1,4 +1,4 @@
--- Removes a host that holds nothing. Called at a graceful stop and after recovery; twice changes nothing.
+-- Removes a host that holds nothing, once its row is locked. Called at a graceful stop and after recovery; twice changes nothing.
 delete from {schema}.host h
 where h.id = $1
     and not exists (select from {schema}.claim where host_id = h.id)

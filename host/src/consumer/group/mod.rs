@@ -203,7 +203,7 @@ impl Group {
     /// Everything that can be done now, once.
     async fn step(&mut self, identity: &Identity, life: &CancellationToken) -> Step {
         self.collect();
-        if self.not_before.is_some_and(|until| until > Instant::now()) {
+        if self.backs_off() {
             return Step::Rest;
         }
         if self.seat.seeked.swap(false, Relaxed) {
@@ -214,11 +214,17 @@ impl Group {
         }
         if self.wants_to_settle() {
             let step = self.settle(identity).await;
-            if step != Step::Rest {
+            // After one that failed no key is handed on: of its messages, some are done and not settled.
+            if step != Step::Rest || self.backs_off() {
                 return step;
             }
         }
         self.claim(identity, life).await
+    }
+
+    /// The database failed a moment ago.
+    fn backs_off(&self) -> bool {
+        self.not_before.is_some_and(|until| until > Instant::now())
     }
 
     /// Takes note of every delivery that has ended.

@@ -234,7 +234,9 @@ impl Group {
             return self.compare(identity).await;
         }
         match self.settle(identity).await {
-            Step::Rest if !self.memory.done(true).is_empty() || self.memory.keys().has_idle() => {
+            Step::Rest
+                if !self.backs_off() && (!self.memory.done(true).is_empty() || self.memory.keys().has_idle()) =>
+            {
                 self.may_have_work = false; // settle only
                 let life = identity.cut.child_token();
                 self.claim(identity, &life).await
