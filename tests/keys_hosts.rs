@@ -14,6 +14,7 @@ use tokio::{runtime, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
+    HOSTS_COME_AND_GO,
     engine::{Host, Project, Session, done},
     keyed::{all_done, failed, keyed, streams},
     wait_for,
@@ -36,7 +37,7 @@ fn sized(long: usize, short: usize) -> usize {
 async fn declare(group: &str) -> Project {
     let host = "[host]\nlease = \"600ms\"\nheartbeat = \"150ms\"\ndrain_timeout = \"1s\"\n";
     let project = Project::declare(&(host.to_owned() + &streams(group))).await;
-    for part in ["lost the lease", "stopped while it still held work", "there is no transaction in progress"] {
+    for part in HOSTS_COME_AND_GO {
         project.database.expect_log(part);
     }
     project
@@ -180,15 +181,16 @@ impl Process {
         self.threads.take().expect("it lives").shutdown_background();
     }
 
-    /// Nothing of it runs for longer than its lease. Its row is locked meanwhile, since the keeper has a thread of its own.
+    /// Nothing of it runs for longer than its lease, so that another takes over. Until the lease has run out its row is
+    /// locked, since the keeper of the lease has a thread of its own.
     async fn freeze(&self, session: &mut Session) {
-        session
-            .run(&format!("begin; select from {{schema}}.host where name = 'p{}' for no key update", self.number))
-            .await;
-        let still: JoinHandle<()> =
-            self.threads().spawn(async { std::thread::sleep(LEASE + Duration::from_millis(200)) });
-        still.await.expect("a sleep does not panic");
+        let lock = format!("begin; select from {{schema}}.host where name = 'p{}' for no key update", self.number);
+        session.run(&lock).await;
+        let length = LEASE + Duration::from_millis(1200);
+        let still: JoinHandle<()> = self.threads().spawn(async move { std::thread::sleep(length) });
+        tokio::time::sleep(LEASE + Duration::from_millis(50)).await;
         session.run("commit").await;
+        still.await.expect("a sleep does not panic");
     }
 }
 

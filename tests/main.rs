@@ -112,4 +112,6 @@ mod keys_hosts;
 
 mod keys_retention;
 
+mod keys_hosts;
+
 mod model;

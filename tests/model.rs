@@ -24,8 +24,8 @@ mod checks_compacted;
 
 use std::time::{Duration, Instant};
 
-/// Seeds that have shown a fault.
-const KNOWN: &[u64] = &[];
+/// Seeds that have shown a fault: a gap told of another lane's dead letter; a transaction left open in the pool.
+const KNOWN: &[u64] = &[402_837_584, 1_245_061_293];
 
 /// How long a short run produces.
 const SHORT: Duration = Duration::from_secs(4);
@@ -61,6 +61,9 @@ async fn a_random_world_keeps_every_invariant() {
 /// What once went wrong.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn known_seeds_keep_every_invariant() {
+    if given_seed().is_some() {
+        return; // it is asked for, alone
+    }
     for seed in KNOWN {
         check(*seed, SHORT).await;
     }

@@ -96,7 +96,11 @@ fn n1_counts_balance(facts: &Facts) -> Vec<String> {
             let is_superseded = fact.rank.is_some() && facts.heads.get(fact.key.as_deref().unwrap()) != Some(&fact.id);
             if !is_done && !is_superseded && !dead.contains(&place) && !facts.behind.contains(&place) {
                 let name = &facts.groups[group].name;
-                found.push(format!("N1: message {} is lost in {name}: {:?} {fact:?}", fact.id, deliveries.get(&place)));
+                let void =
+                    facts.deliveries.iter().filter(|told| (told.group, told.delivery.id) == place && told.is_void);
+                let void: Vec<_> = void.collect();
+                let told = deliveries.get(&place);
+                found.push(format!("N1: message {} is lost in {name}: {told:?}, void {void:?}, {fact:?}", fact.id));
             }
         }
     }

@@ -16,6 +16,7 @@ use super::{
     handlers::{Manner, Random},
     world::World,
 };
+use crate::support::engine::Session;
 
 /// How a host may end a life, or what may befall it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,9 @@ async fn live(world: Arc<World>, name: String, workers: usize, mut random: fastr
             host.stop().await;
             return false;
         }
+        if world.is_produced() {
+            continue;
+        }
         match world.fate(&mut random) {
             Fate::Killed => {
                 host.die();
@@ -82,7 +86,9 @@ async fn live(world: Arc<World>, name: String, workers: usize, mut random: fastr
             }
             Fate::Frozen => freeze(&world, &name, workers, random.u64(0..400)).await,
             Fate::Expired => {
-                let sql = "update {schema}.host set expires_at = clock_timestamp() where name = $1 and expires_at > clock_timestamp()";
+                // A moment ahead, so that it is known to everybody when it has come.
+                let sql = "update {schema}.host set expires_at = clock_timestamp() + interval '50 ms'
+                    where name = $1 and expires_at > clock_timestamp() + interval '50 ms'";
                 let expire = sqlx::query(world.schema.sql(sql)).bind(&name);
                 expire.execute(&host.database.pool).await.expect("expire a lease");
             }
@@ -90,18 +96,26 @@ async fn live(world: Arc<World>, name: String, workers: usize, mut random: fastr
     }
 }
 
-/// Holds every thread of the host, while its row is locked so that the keeper of its lease, which has a thread of its own,
-/// cannot renew it.
+/// Holds every thread of the host for longer than its lease, so that others take over meanwhile. Until the lease has run out
+/// its row is locked, so that the keeper of the lease, which has a thread of its own, cannot renew it.
 async fn freeze(world: &World, name: &str, workers: usize, longer_ms: u64) {
-    let mut session = world.session().await;
+    let (database, lease) = (world.database.clone(), world.lease);
     let lock = format!("begin; select from {{schema}}.host where name = '{name}' for no key update");
-    session.run(&lock).await;
-    let length = world.lease + Duration::from_millis(longer_ms);
+    let (locked, is_locked) = tokio::sync::oneshot::channel();
+    let keeper = world.main.spawn(async move {
+        let mut session = Session::begin(&database).await;
+        session.run(&lock).await;
+        locked.send(()).expect("the host waits");
+        tokio::time::sleep(lease + Duration::from_millis(50)).await;
+        session.run("commit").await;
+    });
+    is_locked.await.expect("the row is locked");
+    let length = lease + Duration::from_millis(1000 + longer_ms);
     let still: Vec<_> = (0..workers).map(|_| tokio::spawn(async move { thread::sleep(length) })).collect();
     for one in still {
         one.await.expect("a sleep does not panic");
     }
-    session.run("commit").await;
+    keeper.await.expect("the lock is let go");
 }
 
 /// A host that lives.

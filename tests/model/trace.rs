@@ -136,6 +136,11 @@ impl Trace {
         (Running { trace: self.clone(), number, end: End::Dropped }, before)
     }
 
+    /// How many deliveries have begun.
+    pub fn begun(&self) -> usize {
+        self.0.lock().unwrap().deliveries.len()
+    }
+
     pub fn take(&self) -> Noted {
         std::mem::take(&mut *self.0.lock().unwrap())
     }

@@ -28,3 +28,12 @@ pub use cluster::{cluster, scratch_folder};
 pub use database::{TestDatabase, database, empty_database};
 pub use program::{PATIENCE, Program, is_alive};
 pub use wait::wait_for;
+
+/// What the log may tell where hosts die and freeze, and the machine is busy. The driver warns of a rollback after a commit
+/// whose answer nobody waited for, and of a connection that took long.
+pub const HOSTS_COME_AND_GO: [&str; 4] = [
+    "lost the lease",
+    "stopped while it still held work",
+    "there is no transaction in progress",
+    "time to acquire exceeded slow threshold",
+];
