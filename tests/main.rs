@@ -112,6 +112,4 @@ mod keys_hosts;
 
 mod keys_retention;
 
-mod keys_hosts;
-
 mod model;
