@@ -104,4 +104,6 @@ mod keys_produce;
 
 mod keys_retention;
 
+mod keys_stuck;
+
 mod model;

@@ -70,7 +70,7 @@ pub use keys::{
     KeyHistory, KeyOrder, KeyState, Version, list_keys, pause_key, release_key, resume_key, show_key, skip_key,
 };
 pub use lease::{dead_hosts, deregister, register, renew};
-pub use maintain::{Deployed, Passed, Pinned, Report, Step, maintain, record_deployment};
+pub use maintain::{Deployed, Passed, Pinned, Report, Step, StuckCause, StuckKeys, maintain, record_deployment};
 pub use names::{find_group, find_stream};
 pub use pause::{Paused, pause, resume};
 pub use produce::{NewEntry, ProduceError, Produced, produce};
