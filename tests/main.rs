@@ -20,6 +20,8 @@ mod cli_doctor;
 
 mod cli_groups;
 
+mod cli_hot_keys;
+
 mod cli_keys;
 
 mod cli_names;

@@ -22,6 +22,8 @@ mod why;
 
 mod dead;
 
+mod hot_keys;
+
 mod key;
 
 mod keys;

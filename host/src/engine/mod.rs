@@ -38,6 +38,8 @@ mod dead;
 
 mod keys;
 
+mod hot_keys;
+
 mod position;
 
 mod pause;
@@ -64,6 +66,7 @@ pub use declare::{Change, apply, plan};
 pub use epochs::{epoch, raised_epochs};
 pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};
+pub use hot_keys::{Action, Advice, HotKey, HotKeys, hot_keys};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
 pub use keys::{
