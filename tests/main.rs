@@ -108,4 +108,6 @@ mod keys_retention;
 
 mod keys_stuck;
 
+mod keys_ways;
+
 mod model;
