@@ -90,6 +90,8 @@ mod seek;
 
 mod seek_hosts;
 
+mod seek_key;
+
 mod payloads;
 
 mod idle;

@@ -32,6 +32,8 @@ mod pause;
 
 mod seek;
 
+mod seek_key;
+
 mod produce;
 
 mod tail;

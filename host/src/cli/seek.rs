@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::{Confirmation, Global, human, output::visible, with_database::with_database};
+use super::{Confirmation, Global, human, output::visible, seek_key, with_database::with_database};
 use crate::{
     config::{Start, parse_time},
     database::{Database, DatabaseError, Reaction, reaction},
@@ -18,6 +18,9 @@ pub struct Seek {
     /// message (earliest), or with what comes next (latest)
     #[arg(long, value_name = "ID|TIME|earliest|latest", value_parser = parse_to)]
     pub to: Start,
+    /// Only this key: all others stay where they are
+    #[arg(long)]
+    pub key: Option<String>,
     /// Only tell what it would do
     #[arg(long)]
     pub dry_run: bool,
@@ -30,6 +33,9 @@ const TRIES_MAX: u32 = 3;
 
 impl Seek {
     pub(super) async fn run(&self, global: &Global) -> Result<()> {
+        if let Some(key) = &self.key {
+            return seek_key::run(global, self, key).await;
+        }
         let seeked = with_database(global, async |database, _| {
             let (group, stream) = find_group(database, &self.group).await?;
             if self.dry_run || !self.confirmation.yes {
@@ -50,7 +56,7 @@ impl Seek {
     }
 }
 
-async fn again_when_busy<T>(work: impl AsyncFn() -> Result<T>) -> Result<T> {
+pub(super) async fn again_when_busy<T>(work: impl AsyncFn() -> Result<T>) -> Result<T> {
     let mut tries = 1;
     loop {
         match work().await {

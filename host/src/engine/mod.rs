@@ -46,6 +46,8 @@ mod pause;
 
 mod seek;
 
+mod seek_key;
+
 mod epochs;
 
 mod why;
@@ -81,6 +83,7 @@ pub use read::{LogEntry, last_positions, read_log, read_payload};
 pub use reconcile::{Held, give_back, groups_held, held, held_keys};
 pub use recover::{Orphaned, orphaned_groups, recover};
 pub use seek::{Seeked, preview_seek, seek};
+pub use seek_key::{KeySeeked, preview_seek_key, seek_key};
 pub use settle::{LeavesKey, Settled, Settlement, settle};
 pub use verdict::{Verdict, verdict};
 pub use why::{Fate, Why, why};
