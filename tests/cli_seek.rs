@@ -5,11 +5,13 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use millstream::handler::Concurrency;
 use serde_json::{Value, json};
 
 use crate::support::{
     PATIENCE,
-    engine::{done, numbered},
+    engine::{done, numbered, text},
+    keyed::{all_done, steps, version},
     verbs::Verbs,
     wait_for,
 };
@@ -70,7 +72,8 @@ async fn a_seek_tells_where_it_leads_and_a_dry_run_does_the_same_without_doing_i
     let would = verbs.json(&["seek", "email", "--to", "3", "--dry-run"]);
     let expected = json!({
         "group": "email", "dry_run": true, "position_before": 7, "position": 2, "first_id": 3,
-        "first_produced_at": would["first_produced_at"], "removed": false, "beyond_max_lag": false, "in_flight": 0,
+        "first_produced_at": would["first_produced_at"], "removed": false, "beyond_max_lag": false,
+        "survivors_only": false, "in_flight": 0,
         "retrying": 0, "delayed": 0, "deferred": 0, "dead_letters_replayed": 0, "dead_letters_reopened": 0, "epoch": 1,
     });
     assert_eq!(would, expected);
@@ -106,4 +109,38 @@ async fn a_seek_refuses_what_it_cannot_mean_and_asks_first() {
         verbs.project.number("select claimed * 100 + epoch from {schema}.cursor, {schema}.consumer_group").await,
         700
     );
+}
+
+/// W4. Of compacted keys only the newest version comes again, and the answer says so, where it is so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn w4_a_seek_over_compacted_keys_says_that_only_survivors_come_again() {
+    let verbs = Verbs::declare(STREAMS_TOML).await;
+    let (trace, _, handler) = steps(|_, _| done());
+    let host = verbs.project.host_with(&[("email", handler)]).await;
+    for n in 0..3 {
+        verbs.project.produce("orders", &[version("k", Concurrency::Parallel, &format!("v{n}"))]).await;
+        wait_for("each version is delivered", PATIENCE, async || trace.ended().len() == n + 1).await;
+    }
+    verbs.project.produce("orders", &[text("plain")]).await;
+    all_done(&verbs.project).await;
+    host.drain().await;
+    assert_eq!(trace.ended(), ["v0", "v1", "v2", "plain"]);
+    assert_eq!(
+        verbs.json(&["seek", "email", "--to", "latest", "--yes"])["survivors_only"],
+        false,
+        "nothing comes again"
+    );
+    let text = verbs.text(&["seek", "email", "--to", "earliest", "--dry-run"]);
+    assert!(text.contains("\nof compacted keys only the newest version comes again\n"), "{text}");
+    assert_eq!(verbs.json(&["seek", "email", "--to", "earliest", "--yes"])["survivors_only"], true);
+    let (again, _, handler) = steps(|_, message| {
+        assert!(message.replay);
+        done()
+    });
+    let host = verbs.project.host_with(&[("email", handler)]).await;
+    all_done(&verbs.project).await;
+    host.drain().await;
+    let mut ended = again.ended();
+    ended.sort();
+    assert_eq!(ended, ["plain", "v2"]);
 }

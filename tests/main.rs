@@ -20,6 +20,8 @@ mod cli_doctor;
 
 mod cli_groups;
 
+mod cli_hot_keys;
+
 mod cli_keys;
 
 mod cli_names;
@@ -94,6 +96,8 @@ mod seek;
 
 mod seek_hosts;
 
+mod seek_key;
+
 mod payloads;
 
 mod idle;
@@ -111,5 +115,9 @@ mod keys_produce;
 mod keys_hosts;
 
 mod keys_retention;
+
+mod keys_stuck;
+
+mod keys_ways;
 
 mod model;

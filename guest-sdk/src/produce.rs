@@ -27,7 +27,8 @@ pub struct NewMessage {
     pub concurrency: Option<Concurrency>,
     /// Whether it replaces older messages of its key. `None`: the stream's key policy decides.
     pub compaction: Option<bool>,
-    /// Version of the key: a message of a lower rank than the latest is superseded at once. `None`: the id.
+    /// Version of the key: a message of a lower rank than the winner's is superseded at once; of equal ranks the later
+    /// wins. `None`: 0.
     pub rank: Option<i64>,
     /// A second message with this idempotency key is a duplicate and is not produced.
     pub idempotency_key: Option<String>,

@@ -79,6 +79,12 @@ impl Project {
         Session::begin(&self.database).await
     }
 
+    /// Keys that nobody would ever run (E7): with deferred messages and no lease, leased to a host that does not exist, or
+    /// waiting for a message that is nowhere. Never any, at no moment.
+    pub async fn stuck_keys(&self) -> i64 {
+        self.number(include_str!("stuck_keys.sql")).await
+    }
+
     /// Rows left in the tables that must be empty once everything is done.
     pub async fn left_over(&self) -> i64 {
         self.number("select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception) + (select count(*) from {schema}.cursor_gap) + (select count(*) from {schema}.message_key_lease)").await

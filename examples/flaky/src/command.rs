@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_guest::Concurrency;
 use serde::Deserialize;
 
 /// The payload: `{"do": "retry", "times": 2}`.
@@ -25,6 +26,11 @@ pub struct Command {
     pub count: u32,
     /// How many bytes to print, allocate, produce or send.
     pub bytes: Option<usize>,
+    /// The key of what is produced, and its mode; see the SDK's `NewMessage`.
+    pub key: Option<String>,
+    pub concurrency: Option<Mode>,
+    pub compaction: Option<bool>,
+    pub rank: Option<i64>,
     /// What to exit with.
     #[serde(default = "three")]
     pub code: i32,
@@ -37,6 +43,25 @@ pub struct Command {
 impl Command {
     pub fn wait(&self) -> Duration {
         Duration::from_millis(self.ms)
+    }
+}
+
+/// As the SDK's `Concurrency`.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    Parallel,
+    Exclusive,
+    Ordered,
+}
+
+impl From<Mode> for Concurrency {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Parallel => Self::Parallel,
+            Mode::Exclusive => Self::Exclusive,
+            Mode::Ordered => Self::Ordered,
+        }
     }
 }
 

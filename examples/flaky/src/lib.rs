@@ -68,11 +68,17 @@ fn later(wait: Duration, ctx: &Context) -> Outcome {
     }
 }
 
-/// Produces `count` messages of `bytes` each, keyed by the id of the message they come from.
+/// Produces `count` messages of `bytes` each, keyed as told, or by the id of the message they come from.
 fn produce(command: &Command, ctx: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
     let bytes = command.bytes.unwrap_or(16);
     for n in 1..=command.count {
-        let message = NewMessage::bytes(vec![b'x'; bytes]).key(format!("{}-{n}", ctx.id));
+        let key = command.key.clone().unwrap_or_else(|| format!("{}-{n}", ctx.id));
+        let message = NewMessage {
+            concurrency: command.concurrency.map(Into::into),
+            compaction: command.compaction,
+            rank: command.rank,
+            ..NewMessage::bytes(vec![b'x'; bytes]).key(key)
+        };
         ctx.produce(&command.to, message)?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::{
-    Global, human,
+    Global, UsageError, hot_keys, human,
     output::{Column, visible},
     with_database::with_database,
 };
@@ -47,6 +47,8 @@ pub enum State {
 pub enum By {
     /// Most messages first
     Depth,
+    /// Largest share of the group's messages and handling time of the last minutes first, with advice
+    Share,
     /// Oldest message first
     Age,
 }
@@ -67,6 +69,13 @@ impl Keys {
         let order = match self.by {
             By::Depth => KeyOrder::Depth,
             By::Age => KeyOrder::Age,
+            By::Share if self.state.is_some() => {
+                return Err(UsageError(
+                    "--by share is about the keys that were delivered lately; leave --state out".to_owned(),
+                )
+                .into());
+            }
+            By::Share => return hot_keys::run(global, &self.group, self.limit as usize).await,
         };
         let state = self.state.and_then(|state| state.to_possible_value());
         let state = state.as_ref().map(clap::builder::PossibleValue::get_name);

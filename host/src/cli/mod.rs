@@ -22,6 +22,8 @@ mod why;
 
 mod dead;
 
+mod hot_keys;
+
 mod key;
 
 mod keys;
@@ -29,6 +31,8 @@ mod keys;
 mod pause;
 
 mod seek;
+
+mod seek_key;
 
 mod produce;
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::{Confirmation, Global, human, output::visible, with_database::with_database};
+use super::{Confirmation, Global, human, output::visible, seek_key, with_database::with_database};
 use crate::{
     config::{Start, parse_time},
     database::{Database, DatabaseError, Reaction, reaction},
@@ -18,6 +18,9 @@ pub struct Seek {
     /// message (earliest), or with what comes next (latest)
     #[arg(long, value_name = "ID|TIME|earliest|latest", value_parser = parse_to)]
     pub to: Start,
+    /// Only this key: all others stay where they are
+    #[arg(long)]
+    pub key: Option<String>,
     /// Only tell what it would do
     #[arg(long)]
     pub dry_run: bool,
@@ -30,16 +33,19 @@ const TRIES_MAX: u32 = 3;
 
 impl Seek {
     pub(super) async fn run(&self, global: &Global) -> Result<()> {
+        if let Some(key) = &self.key {
+            return seek_key::run(global, self, key).await;
+        }
         let seeked = with_database(global, async |database, _| {
             let (group, stream) = find_group(database, &self.group).await?;
             if self.dry_run || !self.confirmation.yes {
-                let would = self.again_when_busy(async || self.preview(database, group, stream).await).await?;
+                let would = again_when_busy(async || self.preview(database, group, stream).await).await?;
                 if self.dry_run {
                     return Ok(would);
                 }
                 self.confirmation.ask(&question(&would))?;
             }
-            self.again_when_busy(async || seek(database, group, stream, &self.group, &self.to).await).await
+            again_when_busy(async || seek(database, group, stream, &self.group, &self.to).await).await
         })
         .await?;
         global.output().one(&seeked, text)
@@ -48,14 +54,14 @@ impl Seek {
     async fn preview(&self, database: &Database, group: GroupId, stream: StreamId) -> Result<Seeked> {
         preview_seek(database, group, stream, &self.group, &self.to).await
     }
+}
 
-    async fn again_when_busy(&self, work: impl AsyncFn() -> Result<Seeked>) -> Result<Seeked> {
-        let mut tries = 1;
-        loop {
-            match work().await {
-                Err(error) if tries < TRIES_MAX && is_deadlock(&error) => tries += 1,
-                done => return done,
-            }
+pub(super) async fn again_when_busy<T>(work: impl AsyncFn() -> Result<T>) -> Result<T> {
+    let mut tries = 1;
+    loop {
+        match work().await {
+            Err(error) if tries < TRIES_MAX && is_deadlock(&error) => tries += 1,
+            done => return done,
         }
     }
 }
@@ -115,6 +121,9 @@ fn notes(seeked: &Seeked) -> Vec<String> {
     }
     if seeked.beyond_max_lag {
         notes.push("the stream's max_lag is shorter than that: maintenance moves the group on again".to_owned());
+    }
+    if seeked.survivors_only {
+        notes.push("of compacted keys only the newest version comes again".to_owned());
     }
     let given_up = [
         ("in flight", seeked.in_flight),

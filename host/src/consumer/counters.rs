@@ -10,6 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 
+use super::hot_keys::HotKeys;
 use crate::handler::FailureClass;
 
 /// One group on this host.
@@ -31,6 +32,8 @@ pub struct GroupCounters {
     pub turns: AtomicU64,
     pub database_errors: AtomicU64,
     failures: Mutex<BTreeMap<&'static str, u64>>,
+    /// Lists for people; never a metric, which would have a label for each key.
+    pub hot_keys: HotKeys,
 }
 
 impl GroupCounters {
@@ -54,6 +57,7 @@ impl GroupCounters {
             "turns": self.turns.load(Relaxed),
             "database_errors": self.database_errors.load(Relaxed),
             "failures": *self.failures.lock().expect("counting does not panic"),
+            "hot_keys": self.hot_keys.snapshot(),
         })
     }
 }

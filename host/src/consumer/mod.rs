@@ -11,6 +11,8 @@ mod counters;
 
 mod group;
 
+mod hot_keys;
+
 mod hub;
 
 mod identity;

@@ -26,6 +26,7 @@ fn interval(step: Step) -> Duration {
         Step::IdempotencyKeys | Step::DeadLetters | Step::Lag | Step::Versions | Step::Retention => {
             Duration::from_secs(10)
         }
+        Step::Keys => Duration::from_secs(60),
         Step::Components => Duration::from_secs(600),
     }
 }
@@ -92,6 +93,16 @@ impl Upkeep {
                 "the group lagged longer than max_lag and was moved on; it will not see what is in between"
             );
         }
+        for stuck in &report.stuck {
+            tracing::error!(
+                group = stuck.group,
+                keys = stuck.keys,
+                message_key = stuck.example,
+                cause = stuck.cause.as_str(),
+                "messages waited behind keys that nobody would have run; they are ready again. Please report this: it \
+                 must never happen"
+            );
+        }
         if step == Step::Retention && report.errors.is_empty() {
             self.take_pinned(report.pinned);
         }
@@ -142,6 +153,7 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
+    use crate::engine::{StuckCause, StuckKeys};
 
     #[test]
     fn steps_are_counted_by_themselves_and_the_last_error_goes_with_the_next_success() {
@@ -157,6 +169,38 @@ mod tests {
         upkeep.take(Step::Extend, Ok(Report::default()));
         assert_eq!(upkeep.snapshot()["steps"]["extend"]["last_error"], json!(null));
         assert_eq!(upkeep.snapshot()["steps"]["lag"]["failures"], json!(1));
+    }
+
+    #[test]
+    fn stuck_keys_are_counted_and_told_of_as_an_error() {
+        let lines = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let writer = Arc::clone(&lines);
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || Lines(Arc::clone(&writer))).finish();
+        let mut upkeep = Upkeep::default();
+        tracing::subscriber::with_default(subscriber, || {
+            upkeep.take(Step::Keys, Ok(Report::default()));
+            let stuck = StuckKeys { group: "email".into(), keys: 2, example: "a".into(), cause: StuckCause::NoLease };
+            upkeep.take(Step::Keys, Ok(Report { rows: 2, stuck: vec![stuck], ..Report::default() }));
+        });
+        let keys = upkeep.snapshot()["steps"]["keys"].clone();
+        assert_eq!((&keys["runs"], &keys["rows"], &keys["failures"]), (&json!(2), &json!(2), &json!(0)));
+        let told = String::from_utf8(lines.lock().expect("no writer panics").clone()).expect("text");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(told.contains("ERROR") && told.contains("keys=2") && told.contains("no_lease"), "{told}");
+    }
+
+    struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("no writer panics").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]

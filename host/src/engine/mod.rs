@@ -38,11 +38,15 @@ mod dead;
 
 mod keys;
 
+mod hot_keys;
+
 mod position;
 
 mod pause;
 
 mod seek;
+
+mod seek_key;
 
 mod epochs;
 
@@ -64,13 +68,14 @@ pub use declare::{Change, apply, plan};
 pub use epochs::{epoch, raised_epochs};
 pub use functions::install as install_functions;
 pub use group::{GroupHandle, load_groups};
+pub use hot_keys::{Action, Advice, HotKey, HotKeys, hot_keys};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
 pub use keys::{
     KeyHistory, KeyOrder, KeyState, Version, list_keys, pause_key, release_key, resume_key, show_key, skip_key,
 };
 pub use lease::{dead_hosts, deregister, register, renew};
-pub use maintain::{Deployed, Passed, Pinned, Report, Step, maintain, record_deployment};
+pub use maintain::{Deployed, Passed, Pinned, Report, Step, StuckCause, StuckKeys, maintain, record_deployment};
 pub use names::{find_group, find_stream};
 pub use pause::{Paused, pause, resume};
 pub use produce::{NewEntry, ProduceError, Produced, produce};
@@ -78,6 +83,7 @@ pub use read::{LogEntry, last_positions, read_log, read_payload};
 pub use reconcile::{Held, give_back, groups_held, held, held_keys};
 pub use recover::{Orphaned, orphaned_groups, recover};
 pub use seek::{Seeked, preview_seek, seek};
+pub use seek_key::{KeySeeked, preview_seek_key, seek_key};
 pub use settle::{LeavesKey, Settled, Settlement, settle};
 pub use verdict::{Verdict, verdict};
 pub use why::{Fate, Why, why};

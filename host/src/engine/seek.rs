@@ -32,6 +32,8 @@ pub struct Seeked {
     pub removed: bool,
     /// The stream's `max_lag` is shorter than the way back: maintenance will move the group on.
     pub beyond_max_lag: bool,
+    /// It was sent back, and the stream has compacted keys: of these only the newest version comes again.
+    pub survivors_only: bool,
     /// Deliveries that were cut.
     pub in_flight: i64,
     /// Given up: failed, and waiting for their next attempt.
@@ -84,7 +86,6 @@ async fn move_to(
     to: &Start,
 ) -> Result<(Transaction<'static, Postgres>, Seeked)> {
     let mut tx = database.begin().await.context("begin to seek")?;
-    sqlx::query(LOCK_TIMEOUT).execute(&mut *tx).await.context("bound the waits for locks")?;
     check_point(database, &mut tx, stream, to).await?;
     if let Err(error) = lock(database, &mut tx, group).await {
         return Err(held_by(database, group, error).await.context(format!("lock group {name:?} for a seek")));
@@ -95,13 +96,19 @@ async fn move_to(
     place_cursor(database, &mut tx, group, stream, to).await?;
     let query = database.query(include_str!("seek_mark.sql")).bind(group.0);
     let marked = query.execute(&mut *tx).await.context("mark the dead letters that come again")?.rows_affected();
-    let point = look_at_point(database, &mut tx, group, stream, to).await?;
+    let before = cleared.try_get("claimed").context("read where the group stood")?;
+    let point = look_at_point(database, &mut tx, (group, before), stream, to).await?;
     let seeked = read_seeked(name, &cleared, &point, marked).context("read what the seek did")?;
     Ok((tx, seeked))
 }
 
 /// Refuses what is surely a mistake: a group that was sent there would silently pass what is produced until then.
-async fn check_point(database: &Database, tx: &mut PgConnection, stream: StreamId, to: &Start) -> Result<()> {
+pub(super) async fn check_point(
+    database: &Database,
+    tx: &mut PgConnection,
+    stream: StreamId,
+    to: &Start,
+) -> Result<()> {
     let (id, time) = id_and_time(to);
     let query = database.stream_query(include_str!("seek_check.sql"), stream.0).bind(time);
     let row = query.fetch_one(tx).await.context("look at the end of the log")?;
@@ -117,7 +124,7 @@ async fn check_point(database: &Database, tx: &mut PgConnection, stream: StreamI
     Ok(())
 }
 
-fn id_and_time(to: &Start) -> (Option<i64>, Option<String>) {
+pub(super) fn id_and_time(to: &Start) -> (Option<i64>, Option<String>) {
     match to {
         Start::Earliest | Start::Latest => (None, None),
         Start::Id(id) => (Some(*id), None),
@@ -127,16 +134,22 @@ fn id_and_time(to: &Start) -> (Option<i64>, Option<String>) {
 
 /// No claim of the group is made from here on, and no settle of it is half done.
 async fn lock(database: &Database, tx: &mut PgConnection, group: GroupId) -> Result<(), sqlx::Error> {
-    let query = database.query(include_str!("seek_lock.sql")).bind(Step::Retention.lock()).bind(group.0);
-    query.execute(&mut *tx).await?;
+    lock_group(database, tx, group).await?;
     for statement in [include_str!("seek_claims.sql"), include_str!("seek_running.sql")] {
         database.query(statement).bind(group.0).execute(&mut *tx).await?;
     }
     Ok(())
 }
 
+/// No claim of the group is made from here on, and retention removes nothing. Waits a bounded time.
+pub(super) async fn lock_group(database: &Database, tx: &mut PgConnection, group: GroupId) -> Result<(), sqlx::Error> {
+    sqlx::query(LOCK_TIMEOUT).execute(&mut *tx).await?;
+    let query = database.query(include_str!("seek_lock.sql")).bind(Step::Retention.lock()).bind(group.0);
+    query.execute(tx).await.map(drop)
+}
+
 /// Names who holds what the seek waited for in vain, where that can be told.
-async fn held_by(database: &Database, group: GroupId, error: sqlx::Error) -> anyhow::Error {
+pub(super) async fn held_by(database: &Database, group: GroupId, error: sqlx::Error) -> anyhow::Error {
     let timed_out = error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03");
     if !timed_out {
         return error.into();
@@ -154,12 +167,13 @@ async fn held_by(database: &Database, group: GroupId, error: sqlx::Error) -> any
 async fn look_at_point(
     database: &Database,
     tx: &mut PgConnection,
-    group: GroupId,
+    (group, before): (GroupId, i64),
     stream: StreamId,
     to: &Start,
 ) -> Result<PgRow> {
     let (id, time) = id_and_time(to);
-    let query = database.stream_query(include_str!("seek_point.sql"), stream.0).bind(group.0).bind(id).bind(time);
+    let query = database.stream_query(include_str!("seek_point.sql"), stream.0);
+    let query = query.bind(group.0).bind(id).bind(time).bind(before);
     query.fetch_optional(tx).await.context("look where the group stands")?.ok_or_else(|| anyhow!("the group is gone"))
 }
 
@@ -173,6 +187,7 @@ fn read_seeked(name: &str, cleared: &PgRow, point: &PgRow, marked: u64) -> Resul
         first_produced_at: point.try_get("first_produced_at")?,
         removed: point.try_get("removed")?,
         beyond_max_lag: point.try_get("beyond_max_lag")?,
+        survivors_only: point.try_get("survivors_only")?,
         in_flight: cleared.try_get("in_flight")?,
         retrying: cleared.try_get("retrying")?,
         delayed: cleared.try_get("delayed")?,

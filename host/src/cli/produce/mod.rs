@@ -20,6 +20,7 @@ use super::{Global, UsageError, ndjson, with_database::with_database};
 use crate::{
     config::parse_duration,
     engine::{Produced, find_stream},
+    handler::Concurrency,
 };
 
 #[derive(Args)]
@@ -30,7 +31,7 @@ pub struct Produce {
     #[arg(long, value_name = "FILE|-")]
     pub file: Option<String>,
     /// Read one message a line: {"payload": any JSON | "payload_base64": "...", "key": ..., "headers": {...}, ...}
-    #[arg(long, conflicts_with_all = ["key", "idempotency_key", "header", "routing_key", "content_type", "deliver_after", "delay"])]
+    #[arg(long, conflicts_with_all = ["key", "concurrency", "compaction", "rank", "idempotency_key", "header", "routing_key", "content_type", "deliver_after", "delay"])]
     pub ndjson: bool,
     /// So many lines at most in one transaction
     #[arg(long, value_name = "LINES", default_value_t = 250, requires = "ndjson", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -38,6 +39,15 @@ pub struct Produce {
     /// What the message is about
     #[arg(long)]
     pub key: Option<String>,
+    /// How messages of its key are delivered: parallel, exclusive or ordered [default: the stream decides]
+    #[arg(long, value_name = "MODE", value_parser = parse_concurrency, requires = "key")]
+    pub concurrency: Option<Concurrency>,
+    /// Whether the newest version of its key replaces older ones [default: the stream decides]
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", requires = "key")]
+    pub compaction: Option<bool>,
+    /// Of a version, 0 or more: the highest wins
+    #[arg(long, requires = "key", allow_negative_numbers = true)]
+    pub rank: Option<i64>,
     /// A second message with the same one is not stored
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,
@@ -105,6 +115,10 @@ impl Produce {
         .await?;
         global.output().one(&answer, |answer| if self.ndjson { String::new() } else { one::text(answer) })
     }
+}
+
+fn parse_concurrency(text: &str) -> Result<Concurrency, String> {
+    Concurrency::named(text).ok_or_else(|| "write parallel, exclusive or ordered".to_owned())
 }
 
 fn parse_header(text: &str) -> Result<(String, String), String> {

@@ -26,12 +26,14 @@ pub(super) async fn produce(database: &Database, asked: &Produce, input: Input) 
         stream: asked.stream.clone(),
         payload: Some(payload),
         key: asked.key.clone(),
+        concurrency: asked.concurrency,
+        compaction: asked.compaction,
+        rank: asked.rank,
         idempotency_key: asked.idempotency_key.clone(),
         routing_key: asked.routing_key.clone(),
         headers: asked.header.clone(),
         content_type: asked.content_type.clone(),
         delay: asked.delay,
-        ..NewMessage::default()
     };
     let entry = NewEntry { message: &message, deliver_after: asked.deliver_after.as_deref() };
     let mut tx = database.begin().await.context("begin to produce")?;

@@ -159,6 +159,9 @@ impl Group {
         let handed_back = ended.finished.outcome == Outcome::HandBack;
         let message_id = ended.message_id;
         let keyed = ended.keyed.clone();
+        if let Some(busy) = ended.busy {
+            counters.hot_keys.note(keyed.as_ref(), busy);
+        }
         let verdict = self.memory.ended(ended, &self.setting.group.policy.retry);
         match &verdict {
             None => counters.fenced.fetch_add(1, Relaxed),

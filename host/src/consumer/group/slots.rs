@@ -1,6 +1,10 @@
 //! The slots of one group: tasks that take claimed messages from one queue and run the handler.
 
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -38,6 +42,8 @@ pub struct Ended {
     /// Its dead letter waits for how it ends.
     pub is_redriven: bool,
     pub finished: Finished,
+    /// How long its handler took; `None`: it did not run.
+    pub busy: Option<Duration>,
 }
 
 impl Ended {
@@ -52,6 +58,7 @@ impl Ended {
             skipped: message.skipped,
             is_redriven: message.redriven,
             finished,
+            busy: None,
         }
     }
 
@@ -143,8 +150,10 @@ impl Slot {
             let mut ended = Ended::new(&claimed, Finished::plain(Outcome::HandBack));
             let handler = self.newest.borrow().clone();
             if let Some(handler) = handler.filter(|_| !cut.is_cancelled()) {
+                let started = Instant::now();
                 let delivery = AssertUnwindSafe(handler.handle(claimed.message, &cut)).catch_unwind();
                 ended.finished = delivery.await.unwrap_or_else(|_| our_fault());
+                ended.busy = Some(started.elapsed());
             }
             let lane = in_lane(ended.keyed.as_ref()).map(|keyed| keyed.lane.clone());
             let message_id = ended.message_id;

@@ -311,3 +311,48 @@ begin
     end if;
 end
 $$;
+
+-- Makes keys ready that have deferred messages and no lease row. Answers how many had none: a turn may have been quicker.
+-- Index: exception_deferred.
+create or replace function {schema}.ready_keys(p_group integer, p_keys text[], p_lanes smallint[]) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_keys bigint;
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    insert into {schema}.message_key_lease (group_id, message_key, lane)
+    select p_group, k.message_key, k.lane
+    from unnest(p_keys, p_lanes) as k (message_key, lane)
+    where exists (
+        select from {schema}.exception e
+        where e.group_id = p_group and e.message_key = k.message_key and e.lane = k.lane and e.state = 'deferred')
+    on conflict (group_id, message_key, lane) do nothing;
+    get diagnostics v_keys = row_count;
+    return v_keys;
+end
+$$;
+
+-- Lets keys go whose host does not exist, p_max at most; answers how many. No turn can take one for that host meanwhile: it
+-- would need the host's row. Index: message_key_lease_host.
+create or replace function {schema}.free_leases(p_group integer, p_host bigint, p_max bigint) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_keys text[];
+    v_lanes smallint[];
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    select array_agg(message_key), array_agg(lane) into v_keys, v_lanes
+    from (
+        select message_key, lane from {schema}.message_key_lease
+        where host_id = p_host and group_id = p_group and not exists (select from {schema}.host where id = p_host)
+        limit p_max
+    ) as l;
+    if v_keys is null then
+        return 0;
+    end if;
+    perform {schema}.release_keys(p_group, p_host, v_keys, v_lanes);
+    return cardinality(v_keys);
+end
+$$;

@@ -78,3 +78,50 @@ begin
     return v_lanes;
 end
 $$;
+
+-- Holds a key for a seek of it, and answers the lanes that an operator held before.
+create or replace function {schema}.hold_key(p_group integer, p_key text) returns smallint[]
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_held smallint[];
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    select coalesce(array_agg(lane), '{}') into v_held
+    from {schema}.message_key_lease where group_id = p_group and message_key = p_key and paused_at is not null;
+    perform {schema}.pause_key(p_group, p_key);
+    return v_held;
+end
+$$;
+
+-- Undoes that, but for what an operator held.
+create or replace function {schema}.let_key_go(p_group integer, p_key text, p_held smallint[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock({lock_class} + 1, p_group);
+    update {schema}.message_key_lease set paused_at = null, changed_at = clock_timestamp()
+    where group_id = p_group and message_key = p_key and paused_at is not null and lane <> all (p_held);
+end
+$$;
+
+-- What a seek leaves of the lanes of a key: ready where something is deferred behind them, else free; blocked or resting no
+-- longer; held where an operator held them. Called last, under the group's lock, when no host has the key.
+create or replace function {schema}.free_key(p_group integer, p_key text, p_held smallint[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into {schema}.message_key_lease (group_id, message_key, lane)
+    select distinct p_group, p_key, lane from {schema}.exception
+    where group_id = p_group and message_key = p_key and state = 'deferred'
+    on conflict (group_id, message_key, lane) do nothing;
+    delete from {schema}.message_key_lease l
+    where group_id = p_group and message_key = p_key and lane <> all (p_held) and not exists (
+        select from {schema}.exception e
+        where e.group_id = p_group and e.message_key = p_key and e.lane = l.lane and e.state = 'deferred');
+    update {schema}.message_key_lease
+    set blocked_by = null, rests = false, changed_at = clock_timestamp(),
+        paused_at = case when lane = any (p_held) then paused_at end
+    where group_id = p_group and message_key = p_key;
+end
+$$;

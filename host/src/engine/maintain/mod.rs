@@ -3,6 +3,8 @@
 
 mod components;
 
+mod keys;
+
 mod lag;
 
 mod retention;
@@ -17,7 +19,10 @@ use std::{
 use anyhow::{Context, Result};
 use sqlx::{Postgres, Row, Transaction};
 
-pub use self::components::{Deployed, record_deployment};
+pub use self::{
+    components::{Deployed, record_deployment},
+    keys::{StuckCause, StuckKeys},
+};
 use crate::database::Database;
 
 /// One kind of maintenance.
@@ -35,19 +40,22 @@ pub enum Step {
     Versions,
     /// Drops partitions of the log after `retention`, once every group is past them.
     Retention,
+    /// Looks for keys that nobody would run, and makes them ready. Finds none, unless there is a bug.
+    Keys,
     /// Deletes components and deployments that are no longer of use.
     Components,
 }
 
 impl Step {
     /// In the order in which they are best run: what is passed or dead no longer holds a partition.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Extend,
         Self::IdempotencyKeys,
         Self::DeadLetters,
         Self::Lag,
         Self::Versions,
         Self::Retention,
+        Self::Keys,
         Self::Components,
     ];
 
@@ -60,6 +68,7 @@ impl Step {
             Self::Lag => "lag",
             Self::Versions => "versions",
             Self::Retention => "retention",
+            Self::Keys => "keys",
             Self::Components => "components",
         }
     }
@@ -74,6 +83,7 @@ impl Step {
             Self::Retention => 5,
             Self::Components => 6,
             Self::Versions => 7,
+            Self::Keys => 8,
         }
     }
 }
@@ -81,7 +91,7 @@ impl Step {
 /// What one run of a step did.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Rows deleted, partitions attached or dropped, groups passed.
+    /// Rows deleted, partitions attached or dropped, groups passed, keys that were stuck.
     pub rows: u64,
     /// What failed. The rest of the step was done all the same.
     pub errors: Vec<anyhow::Error>,
@@ -89,6 +99,8 @@ pub struct Report {
     pub pinned: BTreeMap<String, Pinned>,
     /// Lag only.
     pub passed: Vec<Passed>,
+    /// Keys only.
+    pub stuck: Vec<StuckKeys>,
 }
 
 /// Why a stream's retention does not go on.
@@ -141,6 +153,7 @@ pub async fn maintain(database: &Database, step: Step) -> Result<Report> {
         Step::Lag => lag::pass(database).await,
         Step::Versions => sweep::thin(database).await,
         Step::Retention => retention::drop_old_partitions(database).await,
+        Step::Keys => keys::mend(database).await,
         Step::Components => components::expire(database).await,
     }
     .with_context(|| format!("run the maintenance step {}", step.name()))

@@ -1,0 +1,301 @@
+//! Sends one key of a group to another point of its history, and leaves all other keys as they are.
+//!
+//! What comes again waits behind its key, as if deferred by a turn. So that no delivery overlaps it, the key is held
+//! first, until nothing of it runs any more; what runs settles as ever, and then comes again where the point says so.
+//!
+//! ```text
+//! find the point -> hold the key -> wait until it is idle -> read the log -> under the group's lock: skip, reset, insert, let go
+//! ```
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use sqlx::{PgConnection, Row};
+
+use super::{
+    GroupHandle, find_group, load_groups,
+    pause::tell_hosts,
+    seek::{check_point, held_by, id_and_time, lock_group},
+    settle::{Burial, bury},
+};
+use crate::{config::Start, database::Database, handler::FailureClass};
+
+/// What a seek of one key did, or would do. The field names are a contract.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KeySeeked {
+    pub group: String,
+    pub key: String,
+    pub dry_run: bool,
+    /// Messages of the key after this position come again, or for the first time.
+    pub position: i64,
+    /// Messages that the group had passed and that come again.
+    pub replayed: i64,
+    /// Messages that waited, and begin again with attempt 1.
+    pub reset: i64,
+    /// Messages that waited at or before the position: they end as dead letters of class `skipped`.
+    pub skipped: i64,
+    /// Dead letters whose messages come again; they stay, marked.
+    pub dead_letters_replayed: i64,
+}
+
+/// Rows of the log that one statement reads.
+const READ_ROWS: i32 = 20_000;
+
+/// Rows of the log between the point and the group's position that are read at most, so that a point mistyped
+/// does not read for hours.
+const LOG_ROWS_MAX: i64 = 20_000_000;
+
+/// Messages of the key that may come again, or end, in the one transaction that holds up the group's claims.
+const MESSAGES_MAX: usize = 100_000;
+
+/// How often a key that is held is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+const SKIPPED: &str = "an operator sent its key to a later point";
+
+/// Sends a key. Waits up to `patience` for what runs of it.
+///
+/// Fails with nothing changed when the point is still to come, when the key does not become idle in time, and when too
+/// much lies between. A caller that is stopped in between leaves the key held: `key resume` lets it go.
+pub async fn seek_key(
+    database: &Database,
+    group: &str,
+    key: &str,
+    to: &Start,
+    patience: Duration,
+) -> Result<KeySeeked> {
+    ensure!((1..=1024).contains(&key.len()), "a key has 1 to 1,024 bytes, this one {}", key.len());
+    let group = handle(database, group).await?;
+    check(database, &group, to).await?;
+    let query = database.query(include_str!("seek_key_hold.sql")).bind(group.id.0).bind(key);
+    let held: Vec<i16> = fetch_one(database, query).await.context("hold the key")?.try_get(0)?;
+    let done = async {
+        wait_until_idle(database, &group, key, patience).await?;
+        let (tx, seeked) = send(database, &group, key, to, Some(&held)).await?;
+        tx.commit().await.context("commit the seek of a key")?;
+        Ok(seeked)
+    }
+    .await;
+    if done.is_err() {
+        let query = database.query(include_str!("seek_key_go.sql")).bind(group.id.0).bind(key).bind(&held);
+        fetch_one(database, query).await.with_context(|| format!("let key {key:?} go; `key resume` does"))?;
+    }
+    tell_hosts(database, group.id).await;
+    done
+}
+
+/// What [`seek_key`] would do as things stand: it is done and rolled back. What runs of the key just now is not in it.
+pub async fn preview_seek_key(database: &Database, group: &str, key: &str, to: &Start) -> Result<KeySeeked> {
+    let group = handle(database, group).await?;
+    check(database, &group, to).await?;
+    let (tx, seeked) = send(database, &group, key, to, None).await?;
+    tx.rollback().await.context("undo the trial seek of a key")?;
+    Ok(KeySeeked { dry_run: true, ..seeked })
+}
+
+async fn handle(database: &Database, name: &str) -> Result<GroupHandle> {
+    find_group(database, name).await?; // for its error, which says what is near
+    let groups = load_groups(database).await?;
+    groups.into_iter().find(|group| &*group.name == name).context("the group is gone")
+}
+
+async fn check(database: &Database, group: &GroupHandle, to: &Start) -> Result<()> {
+    let mut tx = database.begin().await.context("begin to look at the point")?;
+    check_point(database, &mut tx, group.stream_id, to).await
+}
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
+/// One statement in a transaction of its own: it locks.
+async fn fetch_one(database: &Database, query: Query<'_>) -> Result<sqlx::postgres::PgRow> {
+    let mut tx = database.begin().await?;
+    let row = query.fetch_one(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(row)
+}
+
+async fn wait_until_idle(database: &Database, group: &GroupHandle, key: &str, patience: Duration) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let mut tx = database.begin().await.context("look whether the key is idle")?;
+        let Some(hosts) = busy(database, &mut tx, group, key).await? else { return Ok(()) };
+        drop(tx);
+        if started.elapsed() >= patience {
+            bail!(
+                "key {key:?} is not idle after {} s: {hosts} still runs messages of it; nothing was changed. Hold it with \
+                 `key pause`, wait until `keys` shows no host for it, and seek then",
+                patience.as_secs()
+            );
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Which hosts run messages of a key.
+async fn busy(
+    database: &Database,
+    connection: &mut PgConnection,
+    group: &GroupHandle,
+    key: &str,
+) -> Result<Option<String>> {
+    let query = database.query(include_str!("seek_key_busy.sql")).bind(group.id.0).bind(key);
+    let row = query.fetch_one(connection).await.context("look who runs messages of the key")?;
+    Ok((row.try_get::<i64, _>("count")? > 0).then(|| row.try_get("hosts")).transpose()?)
+}
+
+/// Everything but the commit. The log is read before the lock, as far as the group had come; what it claimed meanwhile
+/// is little, and read under it. `held` are the lanes that an operator holds; without them it is a trial.
+async fn send(
+    database: &Database,
+    group: &GroupHandle,
+    key: &str,
+    to: &Start,
+    held: Option<&[i16]>,
+) -> Result<(sqlx::Transaction<'static, sqlx::Postgres>, KeySeeked)> {
+    let mut found = Found::default();
+    {
+        let mut tx = database.begin().await.context("begin to read the log")?;
+        let (after, upto) = point(database, &mut tx, group, to).await?;
+        (found.after, found.last) = (after, after);
+        found.read(database, &mut tx, (group, key), upto).await?;
+    }
+    let mut tx = database.begin().await.context("begin to seek a key")?;
+    if let Err(error) = lock_group(database, &mut tx, group.id).await {
+        return Err(held_by(database, group.id, error).await.context("lock the group for the seek of a key"));
+    }
+    if held.is_some() {
+        // A lane that the key's rule does not name any more is not held.
+        ensure!(busy(database, &mut tx, group, key).await?.is_none(), "the key was taken meanwhile; try again");
+    }
+    // The point stays what it was when the log was read; the group may have come further.
+    let (_, upto) = point(database, &mut tx, group, to).await?;
+    let after = found.after;
+    found.read(database, &mut tx, (group, key), upto).await?;
+    let seeked = apply(database, &mut tx, (group, key), (after, &found.ids), held.unwrap_or_default()).await?;
+    Ok((tx, seeked))
+}
+
+async fn point(
+    database: &Database,
+    connection: &mut PgConnection,
+    group: &GroupHandle,
+    to: &Start,
+) -> Result<(i64, i64)> {
+    let (id, time) = id_and_time(to);
+    let query = database.stream_query(include_str!("seek_key_point.sql"), group.stream_id.0).bind(group.id.0);
+    let row =
+        query.bind(id).bind(time).bind(*to == Start::Latest).fetch_one(connection).await.context("find the point")?;
+    Ok((row.try_get("after")?, row.try_get("claimed")?))
+}
+
+/// The key's messages after the point, as far as the log has been read.
+#[derive(Default)]
+struct Found {
+    after: i64,
+    ids: Vec<i64>,
+    last: i64,
+    rows: i64,
+}
+
+impl Found {
+    async fn read(
+        &mut self,
+        database: &Database,
+        connection: &mut PgConnection,
+        (group, key): (&GroupHandle, &str),
+        upto: i64,
+    ) -> Result<()> {
+        let filter = &group.filter;
+        while self.last < upto {
+            let query = database.stream_query(include_str!("seek_key_read.sql"), group.stream_id.0);
+            let query = query.bind(self.last).bind(READ_ROWS).bind(upto).bind(key);
+            let query =
+                query.bind(&filter.routing_keys).bind(&filter.keys).bind(&filter.not_keys).bind(&filter.headers);
+            let row = query.fetch_one(&mut *connection).await.context("read the log for the key")?;
+            let (rows, ids): (i64, Vec<i64>) = (row.try_get("rows")?, row.try_get("ids")?);
+            self.ids.extend(ids);
+            self.rows += rows;
+            self.last = if rows < i64::from(READ_ROWS) { upto } else { row.try_get::<i64, _>("last")?.min(upto) };
+            ensure!(
+                self.ids.len() <= MESSAGES_MAX && self.rows <= LOG_ROWS_MAX,
+                "more than {MESSAGES_MAX} messages of the key, or {LOG_ROWS_MAX} of the stream, lie after that point; take a later \
+                 one, or a group of its own for the key (filter = {{ key = [...] }}) and seek that"
+            );
+        }
+        Ok(())
+    }
+}
+
+async fn apply(
+    database: &Database,
+    tx: &mut PgConnection,
+    (group, key): (&GroupHandle, &str),
+    (after, ids): (i64, &[i64]),
+    held: &[i16],
+) -> Result<KeySeeked> {
+    let (id, stream) = (group.id.0, group.stream_id.0);
+    let skipped = skip(database, tx, (group, key), after).await?;
+    let of_key = |statement: &str| database.query(statement).bind(id).bind(key.to_owned()).bind(after);
+    let reset = of_key(include_str!("seek_key_reset.sql")).execute(&mut *tx).await.context("reset what waits")?;
+    let query = database.stream_query(include_str!("seek_key_again.sql"), stream);
+    let query = query.bind(id).bind(ids.to_vec()).bind(group.concurrency_override());
+    let replayed = query.execute(&mut *tx).await.context("deliver messages of the key again")?.rows_affected();
+    let dead = of_key(include_str!("seek_key_dead.sql")).execute(&mut *tx).await.context("mark dead letters")?;
+    let query = database.query(include_str!("seek_key_free.sql")).bind(id).bind(key.to_owned()).bind(held.to_vec());
+    query.execute(&mut *tx).await.context("let the key go")?;
+    Ok(KeySeeked {
+        group: group.name.to_string(),
+        key: key.to_owned(),
+        dry_run: false,
+        position: after,
+        replayed: i64::try_from(replayed)?,
+        reset: i64::try_from(reset.rows_affected())?,
+        skipped,
+        dead_letters_replayed: i64::try_from(dead.rows_affected())?,
+    })
+}
+
+/// Ends what waits up to the point, and answers how many that are.
+async fn skip(
+    database: &Database,
+    tx: &mut PgConnection,
+    (group, key): (&GroupHandle, &str),
+    after: i64,
+) -> Result<i64> {
+    let query = database.query(include_str!("seek_key_skip.sql")).bind(group.id.0).bind(key).bind(after);
+    let rows = query.fetch_all(&mut *tx).await.context("take out what waits before the point")?;
+    ensure!(
+        rows.len() <= MESSAGES_MAX,
+        "{} messages wait before that point, and {MESSAGES_MAX} can be skipped at a time; take an earlier one first",
+        rows.len()
+    );
+    let burial = |row: &sqlx::postgres::PgRow| -> Result<_> {
+        Ok((
+            row.try_get::<i64, _>(0)?,
+            row.try_get(1)?,
+            row.try_get::<Option<String>, _>(2)?,
+            row.try_get::<String, _>(3)?,
+            row.try_get(4)?,
+            row.try_get(5)?,
+        ))
+    };
+    let rows = rows.iter().map(burial).collect::<Result<Vec<_>>>().context("read what is skipped")?;
+    let burials: Vec<_> = rows
+        .iter()
+        .map(|(message_id, attempts, digest, mode, lane, dead_letter)| Burial {
+            message_id: *message_id,
+            attempts: *attempts,
+            class: FailureClass::Skipped.as_str(),
+            error: SKIPPED,
+            digest: digest.as_deref(),
+            dead_letter: *dead_letter,
+            mode,
+            lane: *lane,
+        })
+        .collect();
+    bury(database, tx, group.id.0, group.stream_id.0, &burials)
+        .await
+        .context("keep what is skipped as dead letters")?;
+    Ok(i64::try_from(burials.len())?)
+}
