@@ -54,6 +54,8 @@ mod up_verbs;
 
 mod consume;
 
+mod client;
+
 mod maintenance;
 
 mod retention;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Row;
 
-use super::HostId;
+use super::{HostId, units::milliseconds};
 use crate::database::Database;
 
 /// Takes a new identity, valid for `lease` from now.
@@ -39,8 +39,4 @@ pub async fn dead_hosts(database: &Database) -> Result<Vec<HostId>, sqlx::Error>
 pub async fn deregister(database: &Database, host: HostId) -> Result<bool, sqlx::Error> {
     let rows = database.fetch_all(database.query(include_str!("lease_deregister.sql")).bind(host.0)).await?;
     Ok(!rows.is_empty())
-}
-
-pub(super) fn milliseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
