@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
-use sqlx::{PgPool, PgTransaction};
+use sqlx::{PgConnection, PgPool};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{
@@ -141,7 +141,7 @@ impl Client {
     /// let receipts = client.stream::<str>("receipts");
     /// let paid = client
     ///     .in_transaction(async |tx| {
-    ///         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut **tx).await?;
+    ///         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut *tx).await?;
     ///         anyhow::Ok(receipts.produce_in_tx(tx, "4127", ProduceOptions::default()).await?)
     ///     })
     ///     .await;
@@ -155,7 +155,7 @@ impl Client {
     /// ```
     pub async fn in_transaction<R, E: From<Error>>(
         &self,
-        work: impl AsyncFnOnce(&mut PgTransaction<'static>) -> Result<R, E>,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
     ) -> Result<R, E> {
         let mut tx = self.shared.database.pool.begin().await.map_err(Error::from_database)?;
         let result = match work(&mut tx).await {

@@ -34,7 +34,7 @@ pub enum Error {
     /// Postgres refused it for a reason of its own.
     Refused(Refusal),
     /// The schema holds no Millstream, or an older one: run `millstream apply`.
-    NotInstalled(Arc<DatabaseError>),
+    NotInstalled(String),
     /// The value could not be written as JSON.
     Encode(Arc<serde_json::Error>),
     /// The server could not be reached or used; says why, without a password.
@@ -47,6 +47,10 @@ pub enum Error {
     /// The database failed, also when tried again where that is safe. Nothing was committed.
     Database(Arc<DatabaseError>),
 }
+
+/// SQLSTATEs of a database without our schema, and of a schema without our functions.
+const NO_SCHEMA: &str = "3F000";
+const NO_FUNCTION: &str = "42883";
 
 impl Error {
     /// What Postgres said, where the message or the stream is at fault.
@@ -80,6 +84,7 @@ impl Error {
             // 22: text with a NUL, a time that does not exist.
             "MS010" | "22007" | "22008" | "22021" => Self::AttributeInvalid,
             "42501" => Self::Forbidden,
+            NO_SCHEMA => return Self::NotInstalled(refusal.message),
             _ => Self::Refused,
         };
         kind(refusal)
@@ -87,10 +92,9 @@ impl Error {
 
     /// Of a statement that did not commit.
     pub(super) fn from_database(error: DatabaseError) -> Self {
-        // 3F000: no such schema; 42883: no such function.
-        let sqlstate = error.as_database_error().and_then(|error| error.code());
-        if matches!(sqlstate.as_deref(), Some("3F000" | "42883")) {
-            return Self::NotInstalled(Arc::new(error));
+        let said = error.as_database_error().filter(|error| error.code().as_deref() == Some(NO_FUNCTION));
+        if let Some(said) = said {
+            return Self::NotInstalled(said.message().to_owned());
         }
         match reaction(&error) {
             Reaction::Refused(refusal) => Self::from_refusal(refusal),
@@ -115,7 +119,7 @@ impl fmt::Display for Error {
             return hint.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"));
         }
         match self {
-            Self::NotInstalled(_) => f.write_str("find Millstream in the database; run `millstream apply` there"),
+            Self::NotInstalled(reason) => write!(f, "{reason}; run `millstream apply` on this database"),
             Self::Encode(_) => f.write_str("write the payload as JSON"),
             Self::Connect(reason) => f.write_str(reason),
             Self::Closed => f.write_str("the client was closed"),
@@ -130,7 +134,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::NotInstalled(error) | Self::CommitUnknown(error) | Self::Database(error) => Some(&**error),
+            Self::CommitUnknown(error) | Self::Database(error) => Some(&**error),
             Self::Encode(error) => Some(&**error),
             _ => None,
         }

@@ -25,7 +25,7 @@
 //! # let receipts = client.stream::<str>("receipts");
 //! client
 //!     .in_transaction(async |tx| {
-//!         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut **tx).await?;
+//!         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut *tx).await?;
 //!         send_email("jamie@example.com"); // wrong: sent now, whatever becomes of the transaction
 //!         receipts.produce_in_tx(tx, "4127", ProduceOptions::default()).await?;
 //!         anyhow::Ok(())
@@ -45,7 +45,7 @@
 //! # async fn pay(client: &Client) -> anyhow::Result<()> {
 //! client
 //!     .in_transaction(async |tx| {
-//!         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut **tx).await?;
+//!         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut *tx).await?;
 //!         anyhow::Ok(())
 //!     })
 //!     .await?; // after an error: no e-mail
@@ -69,7 +69,7 @@
 //! let emails = client.stream::<EmailRequested>("emails");
 //! client
 //!     .in_transaction(async |tx| {
-//!         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut **tx).await?;
+//!         sqlx::query("update orders set status = 'paid' where id = 4127").execute(&mut *tx).await?;
 //!         let email = EmailRequested { to: "jamie@example.com", template: "payment-received" };
 //!         emails.produce_in_tx(tx, &email, ProduceOptions::default()).await?;
 //!         anyhow::Ok(())
