@@ -8,11 +8,13 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{
     sync::mpsc,
     task::{Id, JoinError, JoinSet},
+    time::Instant,
 };
 
 use super::{
@@ -21,8 +23,15 @@ use super::{
 };
 use crate::database::Database;
 
-/// Shared transactions at the same time. While one waits for its fsync, the next one's messages are written.
+/// Shared transactions at the same time. The second begins only in the two cases below: with 64 tasks, two that always
+/// overlap carry 19 messages each and are slower than one that carries all who wait.
 const FLIGHTS_MAX: usize = 2;
+
+/// As many waiting messages make a transaction worth its cost, whatever else is under way.
+const COMPANY_MIN: usize = 250;
+
+/// A transaction under way for so long is held up, or its disk is slow; others wait for it no longer.
+const HELD_UP: Duration = Duration::from_millis(20);
 
 /// Most messages of one transaction. Beyond some hundreds a larger one is no faster, and holds its locks for longer.
 const FLIGHT_MESSAGES_MAX: usize = 500;
@@ -46,6 +55,8 @@ pub(super) struct Coalescer {
     is_open: bool,
     waiting: VecDeque<Item>,
     flights: JoinSet<Vec<Item>>,
+    /// When the newest of them began.
+    took_off: Instant,
     blocked: VecDeque<Item>,
     /// How many items of a lock are in `blocked`, or in a flight of their own.
     held: HashMap<Lock, usize>,
@@ -66,6 +77,7 @@ impl Coalescer {
             is_open: true,
             waiting: VecDeque::new(),
             flights: JoinSet::new(),
+            took_off: Instant::now(),
             blocked: VecDeque::new(),
             held: HashMap::new(),
             solos: JoinSet::new(),
@@ -80,6 +92,7 @@ impl Coalescer {
         while self.is_open || !self.is_empty() {
             let room =
                 if self.blocked.len() < BLOCKED_MAX { WAITING_MAX.saturating_sub(self.waiting.len()) } else { 0 };
+            let is_waited_for = !self.waiting.is_empty() && self.flights.len() < FLIGHTS_MAX;
             tokio::select! {
                 count = self.inbox.recv_many(&mut received, room), if self.is_open && room > 0 => {
                     self.is_open = count > 0;
@@ -87,6 +100,7 @@ impl Coalescer {
                 }
                 Some(ended) = self.flights.join_next_with_id() => self.landed(ended),
                 Some(ended) = self.solos.join_next_with_id() => self.landed(ended),
+                () = tokio::time::sleep_until(self.took_off + HELD_UP), if is_waited_for => {}
             }
             self.start_flights();
             self.start_solos();
@@ -130,11 +144,17 @@ impl Coalescer {
     }
 
     fn start_flights(&mut self) {
-        while self.flights.len() < FLIGHTS_MAX && !self.waiting.is_empty() {
+        while !self.waiting.is_empty() && self.may_take_off() {
+            self.took_off = Instant::now();
             let items = self.board();
             let database = self.database.clone();
             self.flights.spawn(async move { fly(&database, items, Patience::Shared).await });
         }
+    }
+
+    fn may_take_off(&self) -> bool {
+        let is_worth_it = self.waiting.len() >= COMPANY_MIN || self.took_off.elapsed() >= HELD_UP;
+        self.flights.is_empty() || (self.flights.len() < FLIGHTS_MAX && is_worth_it)
     }
 
     /// Takes the longest waiting item and others of its stream, in their order.

@@ -25,6 +25,4 @@ pub use migrate::{MIGRATIONS, Migration, apply, migrate, pending};
 pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;
 pub use sqlx::Error as DatabaseError;
-pub use target::{Connect, Pooler};
-#[cfg(feature = "host")]
-pub use target::{Sources, Target};
+pub use target::{Connect, Pooler, Sources, Target};
