@@ -30,6 +30,7 @@ up: handlers ## run it: its own Postgres, the example handlers, live traffic; ct
 test: handlers ## everything that must hold before a commit: format, lints, all tests
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --quiet --locked --all-targets -- -D warnings
+	@host/check-client.sh
 	@cd guest-sdk && $(CARGO) fmt --all --check && $(CARGO) test --quiet --locked
 	@cd examples && $(CARGO) fmt --all --check && $(CARGO) test --quiet --locked
 	@$(CARGO) test --quiet --locked

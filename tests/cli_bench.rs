@@ -15,7 +15,7 @@ async fn every_scenario_has_its_figures_and_leaves_nothing_behind() {
     assert!(answer.stderr.contains("sandbox: pool of ") && answer.stderr.contains(" cores "), "{}", answer.stderr);
     let figures: Value = serde_json::from_str(&answer.stdout).expect("JSON");
     let figures = figures.as_array().expect("a list");
-    for scenario in ["produce", "consume", "both", "latency"] {
+    for scenario in ["produce", "coalesce", "consume", "both", "latency"] {
         let ours: Vec<_> = figures.iter().filter(|figure| figure["scenario"] == scenario).collect();
         assert!(ours.iter().all(|figure| figure["value"].as_f64() > Some(0.0)), "{scenario}: {ours:?}");
         let has = |field: &str| ours.iter().any(|figure| figure[field].as_f64() > Some(0.0));

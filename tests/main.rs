@@ -60,6 +60,8 @@ mod relay_email;
 
 mod consume;
 
+mod client;
+
 mod maintenance;
 
 mod retention;

@@ -3,8 +3,11 @@
 //! A leaf: it imports no other part. The engine fills [`Message`]s, `consumer` calls a [`Handler`], the sandbox (or a
 //! closure in a test) implements it. Nothing here knows SQL or wasm.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+#[cfg(feature = "host")]
+use std::pin::Pin;
+use std::{sync::Arc, time::Duration};
 
+#[cfg(feature = "host")]
 use tokio_util::sync::CancellationToken;
 
 /// One delivery of one message, as the handler sees it.
@@ -198,6 +201,7 @@ impl Finished {
 }
 
 /// What runs one delivery. Implemented by the sandbox, and by closures in engine tests.
+#[cfg(feature = "host")]
 pub trait Handler: Send + Sync {
     /// Runs one delivery to its end. Never panics and never runs past `message.timeout`.
     ///
@@ -207,8 +211,10 @@ pub trait Handler: Send + Sync {
 }
 
 /// The future of one delivery.
+#[cfg(feature = "host")]
 pub type Handling<'a> = Pin<Box<dyn Future<Output = Finished> + Send + 'a>>;
 
+#[cfg(feature = "host")]
 impl<F> Handler for F
 where
     F: Fn(Message) -> Finished + Send + Sync,

@@ -17,9 +17,12 @@ use sqlx::{
 };
 
 use super::{
-    Schema, embedded,
+    Schema,
     target::{Connect, Pooler},
 };
+
+/// The oldest major version of Postgres that our SQL is tested with.
+pub const MAJOR_MIN: u32 = 14;
 
 /// How long a connection may take to be made.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -45,8 +48,26 @@ impl Database {
     ///
     /// Fails with one line that names host, database and user, never the password.
     pub async fn connect(connect: &Connect, max_connections: u32, schema: &str) -> Result<Self> {
+        Self::open(tuned(&isolated(connect)), max_connections, schema).await
+    }
+
+    /// [`Database::connect`] for a pool whose transactions also run statements of others, which look for their tables
+    /// in the search_path that their role has.
+    #[cfg(feature = "client")]
+    pub async fn connect_shared(connect: &Connect, max_connections: u32, schema: &str) -> Result<Self> {
+        Self::open(tuned(connect), max_connections, schema).await
+    }
+
+    /// Somebody else's pool, unchecked and as it is. Connects to nothing.
+    #[cfg(feature = "client")]
+    pub fn from_pool(pool: PgPool, schema: &str) -> Result<Self> {
         check_schema_name(schema)?;
-        let connect = tuned(connect);
+        let connect = Connect::direct((*pool.connect_options()).clone());
+        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect })
+    }
+
+    async fn open(connect: Connect, max_connections: u32, schema: &str) -> Result<Self> {
+        check_schema_name(schema)?;
         let attempt = tokio::time::timeout(CONNECT_MAX, check(&connect.options)).await;
         attempt
             .unwrap_or_else(|_| Err(anyhow!("no answer within {} s", CONNECT_MAX.as_secs())))
@@ -154,9 +175,6 @@ fn tuned(connect: &Connect) -> Connect {
         let options = options.statement_cache_capacity(0).extra_float_digits(None);
         return Connect { options, pooler: connect.pooler };
     }
-    // Our own names have their schema. Those of Postgres are looked for nowhere else, so that nobody who may create
-    // functions in `public` can put a better match before them, which would then run with our rights.
-    let options = options.options([("search_path", "pg_catalog")]);
     let is_unix_socket = options.get_socket().is_some() || options.get_host().starts_with('/');
     let options = if is_unix_socket {
         options
@@ -173,6 +191,18 @@ fn tuned(connect: &Connect) -> Connect {
     Connect { options, pooler: connect.pooler }
 }
 
+/// Our own names have their schema. Those of Postgres are looked for nowhere else, so that nobody who may create functions
+/// in `public` can put a better match before them, which would then run with our rights. Not behind a pooler, which refuses
+/// startup parameters.
+fn isolated(connect: &Connect) -> Connect {
+    let options = connect.options.clone();
+    let options = match connect.pooler {
+        Pooler::Absent => options.options([("search_path", "pg_catalog")]),
+        Pooler::Transaction => options,
+    };
+    Connect { options, pooler: connect.pooler }
+}
+
 async fn check(options: &PgConnectOptions) -> Result<()> {
     let mut connection = options.connect().await.map_err(explain)?;
     // One simple-protocol message: behind a pooler the parts of a prepared one could reach two servers.
@@ -184,7 +214,7 @@ async fn check(options: &PgConnectOptions) -> Result<()> {
 
 /// `version` as Postgres counts it: 150008 is 15.8.
 fn judge(version: i32, encoding: &str, standby: bool) -> Result<()> {
-    let (major, oldest) = (version / 10_000, embedded::MAJOR_MIN);
+    let (major, oldest) = (version / 10_000, MAJOR_MIN);
     ensure!(
         major >= oldest.cast_signed(),
         "it is Postgres {major}, and millstream needs {oldest} or newer; upgrade the server"

@@ -6,16 +6,21 @@ mod target;
 
 mod connect;
 
+#[cfg(feature = "host")]
 mod listen;
 
+#[cfg(feature = "host")]
 mod migrate;
 
 mod reaction;
 
+#[cfg(feature = "host")]
 pub mod embedded;
 
-pub use connect::Database;
+pub use connect::{Database, MAJOR_MIN};
+#[cfg(feature = "host")]
 pub use listen::{Wake, listen};
+#[cfg(feature = "host")]
 pub use migrate::{MIGRATIONS, Migration, apply, migrate, pending};
 pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;

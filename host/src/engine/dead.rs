@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use sqlx::{Row, postgres::PgRow};
 
-use super::{GroupId, inspect::bounded_read, lease::milliseconds};
+use super::{GroupId, inspect::bounded_read, units::milliseconds};
 use crate::database::Database;
 
 /// How many rows a statement with a filter looks at. Bounds its time whatever it finds.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use sqlx::{PgConnection, Row, types::Json};
 
-use super::{GroupId, StreamId, functions, group::like, lease::milliseconds, position::place_cursor};
+use super::{GroupId, StreamId, functions, group::like, position::place_cursor, units::milliseconds};
 use crate::{
     config::{Config, Group, KeyPolicy, KeyRule, Stream},
     database::Database,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Row;
 
-use super::HostId;
+use super::{HostId, units::milliseconds};
 use crate::database::Database;
 
 /// Takes a new identity, valid for `lease` from now.
@@ -42,8 +42,4 @@ pub async fn deregister(database: &Database, host: HostId) -> Result<bool, sqlx:
     let gone = database.query(include_str!("lease_deregister.sql")).bind(host.0).fetch_all(&mut *tx).await?;
     tx.commit().await?;
     Ok(!gone.is_empty())
-}
-
-pub(super) fn milliseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

@@ -4,13 +4,14 @@ use std::{collections::BTreeMap, fmt};
 
 use sqlx::{PgConnection, Row, types::Json};
 
-use super::lease::milliseconds;
+use super::units::milliseconds;
 use crate::{
     database::{Database, Reaction, Refusal, reaction},
     handler::{Concurrency, NewMessage},
 };
 
 /// Most messages of one call: what `check_batch` in `functions/shared.sql` takes.
+#[cfg(feature = "host")]
 pub(super) const BATCH_MAX: usize = 50_000;
 
 /// One message of a batch.

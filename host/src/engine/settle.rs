@@ -11,8 +11,8 @@ use sqlx::{PgConnection, Row};
 use super::{
     ClaimId, GroupHandle, HostId, Keyed, Lane, Source, Token, Verdict,
     claim::lanes,
-    lease::milliseconds,
     produce::{BATCH_MAX, NewEntry, ProduceError, produce},
+    units::milliseconds,
 };
 use crate::{
     config::OnDeadLetter,

@@ -3,6 +3,8 @@
 
 mod both;
 
+mod coalesce;
+
 mod consume;
 
 mod keys;
@@ -45,6 +47,8 @@ pub struct Bench {
 pub enum Scenario {
     /// Batches of 250 against a bare INSERT of the same rows; with idempotency keys against without
     Produce,
+    /// 64 tasks that produce one message each at a time through the Rust client, against batches of 250
+    Coalesce,
     /// A backlog, with a fresh and with a reused sandbox, against a bare SELECT of the same rows
     Consume,
     /// A backlog with 1,000 keys, parallel, exclusive and ordered, and one ordered key alone
@@ -96,6 +100,9 @@ impl Bench {
         let mut figures = Vec::new();
         if wants(Scenario::Produce) {
             figures.extend(produce::measure(stage, self).await?);
+        }
+        if wants(Scenario::Coalesce) {
+            figures.extend(coalesce::measure(stage, self).await?);
         }
         if wants(Scenario::Consume) {
             figures.extend(consume::measure(stage, self).await?);

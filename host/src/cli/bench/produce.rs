@@ -1,7 +1,7 @@
 //! Produce against a bare INSERT of the same rows, in turns, so that both see the same machine.
 
 use std::{
-    sync::atomic::Ordering::Relaxed,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -14,24 +14,24 @@ use super::{
 use crate::{config::Instance, engine::floor, handler::NewMessage};
 
 /// Batches in a row before it is the other's turn.
-const ROUND: usize = 20;
+pub const ROUND: usize = 20;
 
 /// One side of a comparison.
 #[derive(Default)]
-struct Side {
+pub struct Side {
     elapsed: Duration,
-    messages: usize,
+    pub messages: usize,
     wal_bytes: i64,
     statements: u64,
 }
 
 impl Side {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    fn figure(&self, what: &str, floor: Option<(&str, &Self)>) -> Figure {
+    pub fn figure(&self, scenario: &'static str, what: &str, floor: Option<(&str, &Self)>) -> Figure {
         let messages = self.messages as f64;
         let rate = messages / self.elapsed.as_secs_f64();
         Figure {
-            scenario: "produce",
+            scenario,
             what: what.to_owned(),
             value: rate,
             unit: "messages/s",
@@ -63,22 +63,37 @@ pub async fn measure(stage: &Stage, bench: &Bench) -> Result<Vec<Figure>> {
         .await?;
     }
     Ok(vec![
-        bare.figure("bare INSERT ... SELECT unnest", None),
-        ours.figure("batches of 250", Some(("bare INSERT", &bare))),
-        once.figure("batches of 250 with idempotency keys", Some(("without keys", &ours))),
+        bare.figure("produce", "bare INSERT ... SELECT unnest", None),
+        ours.figure("produce", "batches of 250", Some(("bare INSERT", &bare))),
+        once.figure("produce", "batches of 250 with idempotency keys", Some(("without keys", &ours))),
     ])
 }
 
 async fn round(stage: &Stage, side: &mut Side, mut produce: impl AsyncFnMut() -> Result<()>) -> Result<()> {
+    let rounds = async || {
+        for _ in 0..ROUND {
+            produce().await?;
+        }
+        Ok(())
+    };
+    turn(stage, side, &stage.database.statements, ROUND * BATCH, rounds).await
+}
+
+/// One side's turn, in which it produces so many messages and counts its own statements.
+pub async fn turn(
+    stage: &Stage,
+    side: &mut Side,
+    statements: &AtomicU64,
+    messages: usize,
+    produce: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
     let wal = floor::wal_bytes(&stage.database).await?;
-    let statements = stage.database.statements.load(Relaxed);
+    let made = statements.load(Relaxed);
     let started = Instant::now();
-    for _ in 0..ROUND {
-        produce().await?;
-    }
+    produce().await?;
     side.elapsed += started.elapsed();
-    side.messages += ROUND * BATCH;
-    side.statements += stage.database.statements.load(Relaxed) - statements;
+    side.messages += messages;
+    side.statements += statements.load(Relaxed) - made;
     side.wal_bytes += floor::wal_bytes(&stage.database).await? - wal;
     Ok(())
 }

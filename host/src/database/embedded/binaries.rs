@@ -8,8 +8,7 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// The oldest major version that the SQL of this program is tested with.
-pub const MAJOR_MIN: u32 = 14;
+use super::super::MAJOR_MIN;
 
 /// A folder that holds `initdb` and `postgres` of one version.
 #[derive(Clone, Debug)]

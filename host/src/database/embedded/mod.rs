@@ -11,8 +11,6 @@ mod places;
 mod process;
 mod stale;
 
-pub use binaries::MAJOR_MIN;
-
 use std::{
     fs,
     path::{Path, PathBuf},
