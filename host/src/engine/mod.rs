@@ -127,6 +127,7 @@ pub use reconcile::{Held, give_back, groups_held, held, held_keys};
 pub use recover::{Orphaned, orphaned_groups, recover};
 #[cfg(feature = "host")]
 pub use seek::{Seeked, preview_seek, seek};
+#[cfg(feature = "host")]
 pub use seek_key::{KeySeeked, preview_seek_key, seek_key};
 #[cfg(feature = "host")]
 pub use settle::{LeavesKey, Settled, Settlement, settle};
