@@ -92,6 +92,10 @@ mod payloads;
 
 mod idle;
 
+mod guest_sql;
+
+mod guest_sql_attacks;
+
 mod keys;
 
 mod keys_compaction;

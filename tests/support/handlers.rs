@@ -155,6 +155,7 @@ pub fn message(id: i64, payload: impl Into<Vec<u8>>) -> Message {
         redriven: false,
         skipped: 0,
         gap_since: None,
+        sql: None,
     }
 }
 

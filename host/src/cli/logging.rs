@@ -21,8 +21,15 @@ pub(super) fn start(global: &Global) -> anyhow::Result<()> {
     started.map_err(|error| anyhow!("start logging: {error}"))
 }
 
-/// Our own lines from INFO on, those of libraries only when something is odd.
+/// Notices that Postgres sends, never: the SQL of a handler can raise them, with whatever text.
+const NEVER: &str = "sqlx::postgres::notice=off";
+
 fn filter(global: &Global) -> EnvFilter {
+    verbosity(global).add_directive(NEVER.parse().expect("it is a directive"))
+}
+
+/// Our own lines from INFO on, those of libraries only when something is odd.
+fn verbosity(global: &Global) -> EnvFilter {
     let directives = match (global.quiet, global.verbose) {
         (true, _) => "error",
         (false, 1) => "warn,millstream=debug",

@@ -1,20 +1,13 @@
 //! Refuses what this version reads but cannot do, so that nothing is accepted and then silently ignored. Delete a
 //! check here when its feature is built; nothing else knows of them.
 
-use super::{
-    errors::Problem,
-    tree::{Node, Value},
-};
+use super::{errors::Problem, tree::Node};
 
 pub(super) fn check(root: &Node, problems: &mut Vec<Problem>) {
     for (_, group) in root.get("groups").into_iter().flat_map(Node::entries) {
-        if let Some(allow) = group.get("allow") {
-            if let Some(http) = allow.get("http").filter(|http| !http.elements().is_empty()) {
-                refuse(http, "HTTP calls of handlers are", problems);
-            }
-            if let Some(sql) = allow.get("sql").filter(|sql| matches!(sql.value, Value::Table(_))) {
-                refuse(sql, "SQL of handlers is", problems);
-            }
+        let http = group.get("allow").and_then(|allow| allow.get("http"));
+        if let Some(http) = http.filter(|http| !http.elements().is_empty()) {
+            refuse(http, "HTTP calls of handlers are", problems);
         }
     }
 }

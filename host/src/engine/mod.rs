@@ -2,7 +2,8 @@
 //! Knows SQL and no wasm; it never runs a handler and never retries a statement.
 //!
 //! Where to look: the claim algorithm is `functions/claim.sql`, message keys `functions/keys.sql`, the produce API `functions/shared.sql` and
-//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's
+//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, the SQL
+//! of handlers `guest_sql/` and `functions/guest_sql.sql`, a dead host's
 //! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `why.rs`, `pause.rs` and
 //! `seek.rs`.
 
@@ -19,6 +20,8 @@ mod produce;
 mod claim;
 
 mod verdict;
+
+mod guest_sql;
 
 mod settle;
 
@@ -63,6 +66,7 @@ pub use dead::{
 pub use declare::{Change, apply, plan};
 pub use epochs::{epoch, raised_epochs};
 pub use functions::install as install_functions;
+pub use guest_sql::{GuestDatabase, GuestGrant, GuestSession, Left, OpenSql};
 pub use group::{GroupHandle, load_groups};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
@@ -78,6 +82,6 @@ pub use read::{LogEntry, last_positions, read_log, read_payload};
 pub use reconcile::{Held, give_back, groups_held, held, held_keys};
 pub use recover::{Orphaned, orphaned_groups, recover};
 pub use seek::{Seeked, preview_seek, seek};
-pub use settle::{LeavesKey, Settled, Settlement, settle};
+pub use settle::{LeavesKey, Settled, Settlement, settle, settle_with_sql};
 pub use verdict::{Verdict, verdict};
 pub use why::{Fate, Why, why};
