@@ -1,16 +1,21 @@
 //! SQL of handlers: values, counts, errors, and that it is committed with the acknowledgement or not at all.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millstream::{
     engine::{self, Left, Settled, Settlement, Verdict},
-    handler::{SqlError, SqlValue, SqlWants},
+    handler::{Handler, SqlError, SqlValue, SqlWants},
 };
 
 use crate::support::{
+    PATIENCE,
     engine::Project,
-    guest::{Desk, project_with_role, text, with_role},
-    handlers::rounds,
+    guest::{Desk, as_role, project_with_role, text, with_role},
+    handlers::{flaky, rounds},
+    wait_for,
 };
 
 fn int(value: i64) -> SqlValue {
@@ -254,4 +259,30 @@ async fn a_full_pool_is_a_wait() {
     });
     assert!(answer.is_ok() && began.elapsed() >= Duration::from_millis(20));
     assert_eq!(waiting.refused(SqlWants::Rows, "select 1 / 0").await, "22012");
+}
+
+/// Issue 4 case 4, through the sandbox: handlers that open SQL and then spin or sleep are cut at their deadline and rolled
+/// back, and the connections are there for the next.
+#[tokio::test]
+async fn handlers_cut_after_they_opened_sql_leave_nothing_and_no_connection_is_lost() {
+    let (project, role) = project_with_role("timeout = \"400ms\"").await;
+    as_role(&project, &role, "create table public.t (i integer)").await;
+    let handler: Arc<dyn Handler> = Arc::new(flaky(|_| {}).await);
+    let cut = |how: &str| {
+        let command = r#"{"do": "sql", "sql": "insert into t values (1)", "then": "HOW", "ms": 60000, "times": 1}"#;
+        crate::support::engine::text(&command.replace("HOW", how))
+    };
+    let messages: Vec<_> = (0..rounds(100, 1_000)).map(|n| cut(if n % 2 == 0 { "spin" } else { "sleep" })).collect();
+    project.produce("orders", &messages).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    let ended = async || host.count("email", "done") == messages.len() as u64;
+    wait_for("each was cut once, then done", PATIENCE, ended).await;
+    assert_eq!(project.number("select count(*) from public.t").await, 0);
+    let fine = crate::support::engine::text(r#"{"do": "sql", "sql": "insert into t values (2)", "count": 3}"#);
+    project.produce("orders", &[fine]).await;
+    wait_for("it is committed", PATIENCE, async || project.number("select count(*) from public.t").await == 3).await;
+    wait_for("nothing is left over", PATIENCE, async || project.left_over().await == 0).await;
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
+    wait_for("no transaction is open", PATIENCE, async || project.number(open).await == 0).await;
+    host.drain().await;
 }

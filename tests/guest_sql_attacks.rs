@@ -150,7 +150,6 @@ async fn nothing_waits_in_the_session_for_our_own_statements() {
         begin
             perform set_config('search_path', 'pg_temp, public, pg_catalog', false);
             perform set_config('synchronous_commit', 'off', false);
-            perform set_config('transaction_read_only', 'on', false);
             perform set_config('statement_timeout', '1', false);
             perform set_config('plan_cache_mode', 'force_generic_plan', false);
             perform pg_advisory_lock(17);
@@ -164,6 +163,7 @@ async fn nothing_waits_in_the_session_for_our_own_statements() {
                 exception when others then null;
                 end;
             end loop;
+            perform set_config('transaction_read_only', 'on', false);
             return 1;
         end $$",
     )

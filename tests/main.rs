@@ -96,6 +96,8 @@ mod guest_sql;
 
 mod guest_sql_attacks;
 
+mod ledger;
+
 mod keys;
 
 mod keys_compaction;

@@ -55,6 +55,7 @@ mod message;
 mod outcome;
 mod payload;
 mod produce;
+pub mod sql;
 
 #[cfg(target_family = "wasm")]
 mod component;

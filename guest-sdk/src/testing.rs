@@ -15,11 +15,18 @@
 //! assert!(matches!(deliver(handle, refused).outcome, Outcome::Retry { .. }));
 //! ```
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use serde::Serialize;
 
-use crate::{Context, Handler, Level, Message, NewMessage, Outcome, ProduceError, native};
+use crate::{
+    Context, Handler, Level, Message, NewMessage, Outcome, ProduceError, native,
+    sql::{Rows, SqlError, Value},
+};
 
 /// Delivers a message to a handler and returns what came of it.
 ///
@@ -33,10 +40,10 @@ use crate::{Context, Handler, Level, Message, NewMessage, Outcome, ProduceError,
 /// assert_eq!(delivered.outcome, Outcome::Done);
 /// ```
 pub fn deliver<Arguments>(handler: impl Handler<Arguments>, message: TestMessage) -> Delivered {
-    let TestMessage { message, refused } = message;
-    let (outcome, capture) = native::capture(refused, || handler.deliver(message));
+    let TestMessage { message, refused, stub } = message;
+    let (outcome, capture) = native::capture(refused, stub, || handler.deliver(message));
     let produced = if outcome == Outcome::Done { capture.produced } else { Vec::new() };
-    Delivered { outcome, produced, logged: capture.logged }
+    Delivered { outcome, produced, logged: capture.logged, statements: capture.statements }
 }
 
 /// What came of a delivery.
@@ -48,7 +55,7 @@ pub fn deliver<Arguments>(handler: impl Handler<Arguments>, message: TestMessage
 /// assert!(delivered.produced.is_empty());
 /// assert_eq!(delivered.logged[0].text, "seen");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Delivered {
     /// How it ended.
@@ -57,6 +64,8 @@ pub struct Delivered {
     pub produced: Vec<Produced>,
     /// Log lines, whatever the outcome.
     pub logged: Vec<Logged>,
+    /// The SQL it ran, in order, whatever the outcome.
+    pub statements: Vec<Statement>,
 }
 
 /// A message that a handler produced.
@@ -120,6 +129,59 @@ pub struct Logged {
 pub struct TestMessage {
     message: Message,
     refused: Vec<ProduceError>,
+    stub: Option<SqlStub>,
+}
+
+/// What answers the SQL of a test.
+#[derive(Clone)]
+pub(crate) struct SqlStub(Arc<Stub>);
+
+type Stub = dyn Fn(&str, &[Value]) -> Result<Answer, SqlError> + Send + Sync;
+
+impl SqlStub {
+    pub(crate) fn answer(&self, statement: &str, params: &[Value]) -> Result<Answer, SqlError> {
+        (self.0)(statement, params)
+    }
+}
+
+impl fmt::Debug for SqlStub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SqlStub")
+    }
+}
+
+/// What a stub answers; see [`TestMessage::sql`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// To [`sql::query`](crate::sql::query).
+    Rows(Rows),
+    /// To [`sql::execute`](crate::sql::execute).
+    Count(u64),
+}
+
+impl Answer {
+    /// Rows with these columns.
+    pub fn rows<const COLUMNS: usize>(
+        columns: [&str; COLUMNS],
+        values: impl IntoIterator<Item = [Value; COLUMNS]>,
+    ) -> Self {
+        let columns = columns.map(str::to_owned).to_vec();
+        Self::Rows(Rows { columns, values: values.into_iter().map(Vec::from).collect() })
+    }
+
+    /// So many rows were touched.
+    pub fn count(count: u64) -> Self {
+        Self::Count(count)
+    }
+}
+
+/// A statement that a handler ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statement {
+    /// As it was written.
+    pub text: String,
+    /// Its parameters.
+    pub params: Vec<Value>,
 }
 
 impl TestMessage {
@@ -142,7 +204,7 @@ impl TestMessage {
             skipped: 0,
             gap_since: None,
         };
-        Self { message: Message { context, payload }, refused: Vec::new() }
+        Self { message: Message { context, payload }, refused: Vec::new(), stub: None }
     }
 
     /// A message with this payload, which may be text.
@@ -265,6 +327,30 @@ impl TestMessage {
     #[must_use]
     pub fn refuse(mut self, refusal: ProduceError) -> Self {
         self.refused.push(refusal);
+        self
+    }
+
+    /// Answers the handler's SQL. Without it, SQL is denied, as on a host without a grant.
+    ///
+    /// ```
+    /// use millstream_guest::{sql::{self, SqlError, Value}, testing::{Answer, TestMessage, deliver}};
+    ///
+    /// fn handle(account: String) -> Result<(), SqlError> {
+    ///     let balances: Vec<i64> = sql::query("select balance from account where id = $1", (&account,))?;
+    ///     assert_eq!(balances, [500]);
+    ///     Ok(())
+    /// }
+    ///
+    /// let message = TestMessage::text("\"a-1\"").sql(|_, params| {
+    ///     assert_eq!(params, [Value::from("a-1")]);
+    ///     Ok(Answer::rows(["balance"], [[Value::from(500)]]))
+    /// });
+    /// let delivered = deliver(handle, message);
+    /// assert!(delivered.statements[0].text.starts_with("select balance"));
+    /// ```
+    #[must_use]
+    pub fn sql(mut self, answer: impl Fn(&str, &[Value]) -> Result<Answer, SqlError> + Send + Sync + 'static) -> Self {
+        self.stub = Some(SqlStub(Arc::new(answer)));
         self
     }
 

@@ -32,8 +32,6 @@ pub fn with_role(role: &str, more: &str) -> String {
     format!(
         r#"
         [host]
-        lease = "1500ms"
-        heartbeat = "500ms"
         drain_timeout = "5s"
         [streams.orders]
         [streams.receipts]

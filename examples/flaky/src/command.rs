@@ -30,6 +30,8 @@ pub struct Command {
     pub code: i32,
     /// What to fail with.
     pub reason: Option<String>,
+    /// The statement to run.
+    pub sql: Option<String>,
 }
 
 impl Command {
@@ -61,6 +63,7 @@ pub enum Action {
     Allocate,
     Log,
     Produce,
+    Sql,
     Report,
 }
 

@@ -10,7 +10,7 @@ use wasmtime_wasi_config::{WasiConfig, WasiConfigVariables};
 use super::{
     bindings::{
         Linked,
-        millstream::handler::{database, types},
+        millstream::handler::types,
         wasi::logging::logging,
     },
     output::{Failing, Level},
@@ -72,24 +72,6 @@ impl State {
 }
 
 impl types::Host for State {}
-
-impl database::Host for State {
-    fn query(
-        &mut self,
-        _statement: String,
-        _params: Vec<database::Value>,
-    ) -> Result<std::result::Result<database::Rows, database::Error>> {
-        Ok(Err(database::Error::Denied))
-    }
-
-    fn execute(
-        &mut self,
-        _statement: String,
-        _params: Vec<database::Value>,
-    ) -> Result<std::result::Result<u64, database::Error>> {
-        Ok(Err(database::Error::Denied))
-    }
-}
 
 impl logging::Host for State {
     fn log(&mut self, level: logging::Level, context: String, message: String) -> Result<()> {

@@ -6,6 +6,7 @@ mod bindings;
 mod cache;
 mod compile;
 mod componentize;
+mod database;
 mod delivery;
 mod engine;
 mod failure;
