@@ -233,7 +233,11 @@ async fn roles_that_may_do_too_much_are_refused() {
     let functions = "select count(*) from pg_proc where pronamespace = '{schema}'::regnamespace and proname ~ '^(run_as|guest_sql)_'";
     assert_eq!(project.number(functions).await, 2);
     // A group that runs no SQL any more leaves nothing that the role owns.
-    let project: Project = project.declare_again("[streams.orders]\n[streams.receipts]\n[groups.email]\nstream = \"orders\"\nhandler = \"e.wasm\"").await;
+    let project: Project = project
+        .declare_again(
+            "[streams.orders]\n[streams.receipts]\n[groups.email]\nstream = \"orders\"\nhandler = \"e.wasm\"",
+        )
+        .await;
     assert_eq!(project.number(functions).await, 0);
 }
 

@@ -31,7 +31,8 @@ allow = {{ sql = {{ role = "ledger" }}, produce = ["transfers"] }}
 
 /// Accounts `a-0` and so on, which share the units.
 async fn open_accounts(database: &TestDatabase, count: i64) {
-    let schema = include_str!("../examples/ledger/accounts.sql").replace("create table account", "create table public.account");
+    let schema =
+        include_str!("../examples/ledger/accounts.sql").replace("create table account", "create table public.account");
     let schema = schema.replace("on account to", "on public.account to");
     sqlx::raw_sql(sqlx::AssertSqlSafe(schema)).execute(&database.pool).await.expect("make the accounts");
     let sql = "insert into public.account select 'a-' || n, $1 / $2 from generate_series(0, $2 - 1) as n";
@@ -40,7 +41,8 @@ async fn open_accounts(database: &TestDatabase, count: i64) {
 
 /// Ordered transfers, each from another account to another.
 async fn ask_for(database: &TestDatabase, transfers: i64, accounts: i64) {
-    let sql = "select count(p.id) from generate_series(1, $1) as n, lateral {schema}.produce('orders', jsonb_build_object(
+    let sql =
+        "select count(p.id) from generate_series(1, $1) as n, lateral {schema}.produce('orders', jsonb_build_object(
             'id', n::text, 'from', 'a-' || n % $2, 'to', 'a-' || (n * 7 + 3) % $2, 'units', 1 + n * 37 % 5000),
         key => 'a-' || n % $2, concurrency => 'ordered') as p";
     let sql = sqlx::query_scalar::<_, i64>(database.schema.sql(sql)).bind(transfers).bind(accounts);
@@ -52,13 +54,13 @@ async fn terminate_some(database: &TestDatabase) {
     let sql = "select count(pg_terminate_backend(pid)) from (
             select pid from pg_stat_activity
             where datname = current_database() and pid <> pg_backend_pid()
+                and query !~ 'pg_stat_activity'
                 and query ~ 'savepoint millstream|guest_sql_|^commit$|discard all|claim_1|settle'
             order by query !~ 'savepoint millstream|guest_sql_', random() limit 2) as victim";
     number(database, sql).await;
 }
 
-const EVENTS: &str =
-    "(select convert_from(payload, 'UTF8')::jsonb as event from {schema}.message_log_2) as events";
+const EVENTS: &str = "(select convert_from(payload, 'UTF8')::jsonb as event from {schema}.message_log_2) as events";
 
 #[tokio::test]
 async fn every_transfer_counts_once_under_killed_hosts_and_connections() {
@@ -93,7 +95,11 @@ async fn every_transfer_counts_once_under_killed_hosts_and_connections() {
     assert_eq!((told().await, number(&database, &distinct).await), (transfers, transfers), "one event a transfer");
     assert_eq!(number(&database, "select sum(balance)::bigint from public.account").await, UNITS);
     // Each balance is what the events say.
-    let moved = |side: &str| format!("select event->>'{side}' as id, sum((event->>'units')::bigint) as units from {EVENTS} where event->>'state' = 'moved' group by 1");
+    let moved = |side: &str| {
+        format!(
+            "select event->>'{side}' as id, sum((event->>'units')::bigint) as units from {EVENTS} where event->>'state' = 'moved' group by 1"
+        )
+    };
     let wrong = format!(
         "select count(*) from public.account a left join ({}) as o using (id) left join ({}) as i using (id)
         where a.balance <> {UNITS} / {accounts} - coalesce(o.units, 0) + coalesce(i.units, 0)",

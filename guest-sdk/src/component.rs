@@ -101,11 +101,9 @@ fn sql_error(error: database::Error) -> SqlError {
         database::Error::Denied => SqlError::Denied,
         database::Error::Timeout => SqlError::Timeout,
         database::Error::Limit(reason) => SqlError::Limit { reason },
-        database::Error::Sql(error) => SqlError::Refused {
-            sqlstate: error.sqlstate,
-            message: error.message,
-            constraint: error.constraint,
-        },
+        database::Error::Sql(error) => {
+            SqlError::Refused { sqlstate: error.sqlstate, message: error.message, constraint: error.constraint }
+        }
     }
 }
 

@@ -24,11 +24,7 @@ pub(crate) struct Capture {
 }
 
 /// Runs `f` while effects are captured, and returns what was.
-pub(crate) fn capture<R>(
-    refused: Vec<ProduceError>,
-    stub: Option<SqlStub>,
-    f: impl FnOnce() -> R,
-) -> (R, Capture) {
+pub(crate) fn capture<R>(refused: Vec<ProduceError>, stub: Option<SqlStub>, f: impl FnOnce() -> R) -> (R, Capture) {
     CAPTURE.set(Some(Capture { refused, stub, ..Capture::default() }));
     let answer = f();
     let capture = CAPTURE.take().expect("only this function takes it, and deliveries do not nest");

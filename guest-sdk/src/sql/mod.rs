@@ -273,7 +273,9 @@ impl fmt::Display for SqlError {
             ),
             Self::Timeout => f.write_str("no time left for the statement; raise the group's `timeout`"),
             Self::Limit { reason } => f.write_str(reason),
-            Self::Refused { sqlstate, message, .. } => write!(f, "Postgres refused the statement: {message} ({sqlstate})"),
+            Self::Refused { sqlstate, message, .. } => {
+                write!(f, "Postgres refused the statement: {message} ({sqlstate})")
+            }
             Self::Row { reason } => write!(f, "a row does not fit the type it is read as: {reason}"),
         }
     }

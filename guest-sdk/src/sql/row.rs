@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{
-    Deserialize, Deserializer,
+    Deserializer,
     de::{
         self, DeserializeOwned, IntoDeserializer, Visitor,
         value::{MapDeserializer, SeqDeserializer},
@@ -265,6 +265,8 @@ impl<'de> Deserializer<'de> for Field {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     fn row<T: DeserializeOwned>(columns: &[&str], values: &[Value]) -> Result<T, SqlError> {

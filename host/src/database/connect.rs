@@ -125,10 +125,8 @@ impl Database {
     /// on them has a name: a guest can close a named statement and prepare one of its own under that name, which we would
     /// then run. Each is as new when it comes back: rolled back, and without anything a guest left in its session.
     pub fn for_guests(&self) -> Self {
-        let connect = Connect {
-            options: self.connect.options.clone().statement_cache_capacity(0),
-            pooler: self.connect.pooler,
-        };
+        let connect =
+            Connect { options: self.connect.options.clone().statement_cache_capacity(0), pooler: self.connect.pooler };
         let pool = PgPoolOptions::new()
             .max_connections(self.pool.options().get_max_connections())
             // Waiting for one is bounded by the delivery's own deadline.

@@ -66,8 +66,8 @@ pub use dead::{
 pub use declare::{Change, apply, plan};
 pub use epochs::{epoch, raised_epochs};
 pub use functions::install as install_functions;
-pub use guest_sql::{GuestDatabase, GuestGrant, GuestSession, Left, OpenSql};
 pub use group::{GroupHandle, load_groups};
+pub use guest_sql::{GuestDatabase, GuestGrant, GuestSession, Left, OpenSql};
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
 pub use inspect::{COUNTED_MAX, GroupState, HostState, State, StreamState, inspect};
 pub use keys::{

@@ -45,7 +45,9 @@ fn error(error: SqlError) -> Error {
     match error {
         SqlError::Timeout => Error::Timeout,
         SqlError::Limit(reason) => Error::Limit(reason),
-        SqlError::Refused { sqlstate, message, constraint } => Error::Sql(WitSqlError { sqlstate, message, constraint }),
+        SqlError::Refused { sqlstate, message, constraint } => {
+            Error::Sql(WitSqlError { sqlstate, message, constraint })
+        }
         SqlError::Lost => Error::Sql(WitSqlError {
             sqlstate: "08006".to_owned(),
             message: "the connection to the database was lost; the message is delivered again".to_owned(),

@@ -8,11 +8,7 @@ use wasmtime::{
 use wasmtime_wasi_config::{WasiConfig, WasiConfigVariables};
 
 use super::{
-    bindings::{
-        Linked,
-        millstream::handler::types,
-        wasi::logging::logging,
-    },
+    bindings::{Linked, millstream::handler::types, wasi::logging::logging},
     output::{Failing, Level},
     state::State,
 };

@@ -25,6 +25,10 @@ const TIMEOUT_MARGIN: Duration = Duration::from_millis(50);
 /// How long the checks and triggers that were put off to the end may take.
 const FINISH_MAX: Duration = Duration::from_secs(30);
 
+/// How long the transaction may rest while the handler computes is bounded by the handler's deadline.
+const BEGIN: &str =
+    "begin isolation level read committed read write; set local idle_in_transaction_session_timeout = 0";
+
 /// A connection inside a transaction. Dropping it rolls back.
 #[derive(Debug)]
 pub struct Open {
@@ -52,7 +56,7 @@ enum Fault {
 impl Open {
     pub async fn begin(database: &Database) -> Result<Self, sqlx::Error> {
         let mut open = Self { connection: Some(database.pool.acquire().await?), is_busy: true, prepared: 0 };
-        sqlx::raw_sql("begin isolation level read committed read write").execute(open.connection()).await?;
+        sqlx::raw_sql(BEGIN).execute(open.connection()).await?;
         open.is_busy = false;
         Ok(open)
     }
@@ -157,14 +161,7 @@ impl Open {
         let (prepare, execute) = statement.unzip();
         let call = format!("select line from {}($1, $2, $3, $4, $5) as line", grant.function);
         let query = sqlx::query_scalar(AssertSqlSafe(call)).persistent(false);
-        query
-            .bind(step)
-            .bind(prepare)
-            .bind(execute)
-            .bind(ROWS_MAX)
-            .bind(BYTES_MAX)
-            .fetch_all(self.connection())
-            .await
+        query.bind(step).bind(prepare).bind(execute).bind(ROWS_MAX).bind(BYTES_MAX).fetch_all(self.connection()).await
     }
 
     /// Statements of ours without parameters.
@@ -190,7 +187,9 @@ impl Form {
             Self::Rows | Self::CountedRows => text.to_owned(),
             Self::Counted => {
                 let text = text.trim_end().trim_end_matches(';');
-                format!("with millstream_rows as (\n{text}\nreturning 1) select pg_catalog.count(*) from millstream_rows")
+                format!(
+                    "with millstream_rows as (\n{text}\nreturning 1) select pg_catalog.count(*) from millstream_rows"
+                )
             }
         }
     }
