@@ -6,6 +6,7 @@ use anyhow::anyhow;
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::{Global, LogFormat};
+use crate::database;
 
 /// Starts logging for the whole process. `-v` and `-q` beat RUST_LOG.
 pub(super) fn start(global: &Global) -> anyhow::Result<()> {
@@ -22,10 +23,9 @@ pub(super) fn start(global: &Global) -> anyhow::Result<()> {
 }
 
 /// Notices that Postgres sends, never: the SQL of a handler can raise them, with whatever text.
-const NEVER: &str = "sqlx::postgres::notice=off";
-
 fn filter(global: &Global) -> EnvFilter {
-    verbosity(global).add_directive(NEVER.parse().expect("it is a directive"))
+    let never = format!("{}=off", database::NOTICES);
+    verbosity(global).add_directive(never.parse().expect("it is a directive"))
 }
 
 /// Our own lines from INFO on, those of libraries only when something is odd.

@@ -110,7 +110,7 @@ pub(super) async fn allow_sql(database: &Database, tx: &mut PgConnection, role: 
              itself in database.url"
         ));
     }
-    let query = database.query(include_str!("../allow_sql.sql")).bind(role);
+    let query = database.query(include_str!("allow_sql.sql")).bind(role);
     query.execute(tx).await.map(drop).map_err(|error| match reaction(&error) {
         Reaction::Refused(refusal) => match refusal.hint {
             Some(hint) => anyhow!("{}; {hint}", refusal.message),
@@ -122,7 +122,7 @@ pub(super) async fn allow_sql(database: &Database, tx: &mut PgConnection, role: 
 
 /// Removes what was prepared for roles that no group names any more.
 pub(super) async fn forget_roles(database: &Database, tx: &mut PgConnection) -> Result<()> {
-    let query = database.query(include_str!("../forget_sql_roles.sql"));
+    let query = database.query(include_str!("forget_sql_roles.sql"));
     query.execute(tx).await.context("forget the roles that no group runs SQL as any more").map(drop)
 }
 

@@ -22,12 +22,12 @@ const BYTES_MAX: i64 = 4 * 1024 * 1024;
 /// stays usable.
 const TIMEOUT_MARGIN: Duration = Duration::from_millis(50);
 
+/// The server ends a transaction that rests this much longer than its delivery may last: that of a host that was frozen,
+/// whose locks would hold up whoever took the message over.
+const IDLE_MARGIN: Duration = Duration::from_secs(2);
+
 /// How long the checks and triggers that were put off to the end may take.
 const FINISH_MAX: Duration = Duration::from_secs(30);
-
-/// How long the transaction may rest while the handler computes is bounded by the handler's deadline.
-const BEGIN: &str =
-    "begin isolation level read committed read write; set local idle_in_transaction_session_timeout = 0";
 
 /// A connection inside a transaction. Dropping it rolls back.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ enum Fault {
 impl Open {
     pub async fn begin(database: &Database) -> Result<Self, sqlx::Error> {
         let mut open = Self { connection: Some(database.pool.acquire().await?), is_busy: true, prepared: 0 };
-        sqlx::raw_sql(BEGIN).execute(open.connection()).await?;
+        sqlx::raw_sql("begin isolation level read committed read write").execute(open.connection()).await?;
         open.is_busy = false;
         Ok(open)
     }
@@ -119,7 +119,11 @@ impl Open {
         let body = format!("{} as\n{}", literal::types(&statement.params, types), form.text(&statement.text));
         let prepare = format!("prepare {name}{body}");
         let execute = format!("execute {name}{}", literal::list(&statement.params));
-        let begin = format!("savepoint millstream; set local statement_timeout = {}", left.as_millis());
+        let begin = format!(
+            "savepoint millstream; set local statement_timeout = {}; set local idle_in_transaction_session_timeout = {}",
+            left.as_millis(),
+            (left + IDLE_MARGIN).as_millis()
+        );
         self.simply(&begin).await.map_err(fault)?;
         let lines = async {
             self.check(grant, &body, &prepare).await?;
@@ -310,9 +314,10 @@ impl OpenSql {
         let read_only = "release savepoint millstream; savepoint millstream; set local transaction_read_only = on";
         open.simply(read_only).await?;
         open.step(grant, "constraints", None).await?;
-        open.simply(
-            "release savepoint millstream; close all; discard temp; reset all; set local search_path = pg_catalog, pg_temp",
-        )
+        open.simply(&format!(
+            "release savepoint millstream; close all; discard temp; reset all; set local search_path = pg_catalog, pg_temp; \
+             set local idle_in_transaction_session_timeout = {timeout}"
+        ))
         .await
     }
 
