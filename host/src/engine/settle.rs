@@ -38,7 +38,7 @@ pub struct Settlement {
     /// Versions of its key that were passed over before it.
     pub skipped: u32,
     /// The transaction in which its handler ran SQL: it is settled there, alone, with [`settle_with_sql`].
-    pub sql: Option<OpenSql>,
+    pub sql: Option<Box<OpenSql>>,
 }
 
 impl Settlement {
@@ -142,7 +142,7 @@ pub async fn settle_with_sql(
     host: HostId,
     group: &GroupHandle,
     one: &Settlement,
-    mut sql: OpenSql,
+    mut sql: Box<OpenSql>,
 ) -> Result<Settled, sqlx::Error> {
     match sql.finish().await {
         Ok(()) => {}

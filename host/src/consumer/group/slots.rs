@@ -39,7 +39,7 @@ pub struct Ended {
     pub is_redriven: bool,
     pub finished: Finished,
     /// The transaction of a delivery that is done and ran SQL.
-    pub sql: Option<OpenSql>,
+    pub sql: Option<Box<OpenSql>>,
 }
 
 impl Ended {
@@ -182,7 +182,7 @@ impl Slot {
         handler: &dyn Handler,
         mut message: Message,
         cut: &CancellationToken,
-    ) -> (Finished, Option<OpenSql>) {
+    ) -> (Finished, Option<Box<OpenSql>>) {
         let session = self.grant.as_ref().map(GuestGrant::session);
         message.sql = session.clone().map(|session| session as Arc<dyn Sql>);
         let delivery = AssertUnwindSafe(handler.handle(message, cut)).catch_unwind();
@@ -195,7 +195,7 @@ impl Slot {
 }
 
 /// What a delivery that may have run SQL leaves. That the database failed it is not its failure, whatever it made of it.
-fn with_sql(finished: Finished, session: &GuestSession) -> (Finished, Option<OpenSql>) {
+fn with_sql(finished: Finished, session: &GuestSession) -> (Finished, Option<Box<OpenSql>>) {
     match (session.take(), &finished.outcome) {
         (Left::Open(sql), Outcome::Done) => (finished, Some(sql)),
         (Left::Lost, Outcome::Done) | (Left::Failed, _) => {

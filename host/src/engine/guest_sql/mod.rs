@@ -52,7 +52,7 @@ pub struct GuestDatabase {
 /// What a group with `allow.sql` may do.
 #[derive(Clone, Debug)]
 pub struct GuestGrant {
-    guests: GuestDatabase,
+    guests: Arc<GuestDatabase>,
     /// The function that the guest's statements run in, quoted.
     function: Arc<str>,
 }
@@ -67,7 +67,7 @@ impl GuestDatabase {
     pub fn grant(&self, role: &str) -> GuestGrant {
         let name = format!("{:x}", Sha256::digest(role.as_bytes()));
         let function = format!("{}.guest_sql_{}", self.database.schema.quoted(), &name[..32]).into();
-        GuestGrant { guests: self.clone(), function }
+        GuestGrant { guests: Arc::new(self.clone()), function }
     }
 
     /// Waits until every connection is back and closed.
@@ -149,7 +149,7 @@ pub enum Left {
     /// It ran no SQL.
     Nothing,
     /// Its transaction, to settle in.
-    Open(OpenSql),
+    Open(Box<OpenSql>),
     /// Its transaction is gone: it was cut in the middle of a statement.
     Lost,
     /// The database failed it.
@@ -165,7 +165,7 @@ impl GuestSession {
         let Ok(mut state) = self.state.try_lock() else { return Left::Lost };
         match std::mem::replace(&mut *state, State::Away) {
             State::Unused => Left::Nothing,
-            State::Open(open) => Left::Open(OpenSql::new(open, self.grant.clone())),
+            State::Open(open) => Left::Open(Box::new(OpenSql::new(open, self.grant.clone()))),
             State::Away => Left::Lost,
         }
     }
