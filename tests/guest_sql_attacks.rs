@@ -193,6 +193,13 @@ async fn nothing_waits_in_the_session_for_our_own_statements() {
         desk.number(count).await == 0
     })
     .await;
+    // It is back in the pool a moment later.
+    let is_back = async || {
+        let delivery = desk.delivery();
+        delivery.rows("select pg_backend_pid()", &[]).await.unwrap().values[0][0] == pid
+    };
+    crate::support::wait_for("the same connection comes again", crate::support::PATIENCE, is_back).await;
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await; // until it is back once more
     let delivery = desk.delivery();
     let left = delivery
         .rows(
