@@ -94,7 +94,8 @@ async fn every_refusal_has_a_kind_of_its_own_and_stores_nothing() {
     let compacted = |rank| ProduceOptions { compaction: Some(true), rank: Some(rank), ..key("k") };
     orders.produce("first", once("taken")).await.unwrap();
     let no_key = ProduceOptions { compaction: Some(true), ..plain() };
-    let refused: [(Result<_, Error>, fn(&Error) -> bool); 9] = [
+    type Expected = fn(&Error) -> bool;
+    let refused: [(Result<_, Error>, Expected); 9] = [
         (client.stream::<str>("ordres").produce("x", plain()).await, |error| matches!(error, Error::UnknownStream(_))),
         (orders.produce("x", no_key).await, |error| matches!(error, Error::KeyMissing(_))),
         (orders.produce("x", key("")).await, |error| matches!(error, Error::KeyInvalid(_))),

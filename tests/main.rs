@@ -104,6 +104,12 @@ mod payloads;
 
 mod idle;
 
+mod guest_sql;
+
+mod guest_sql_attacks;
+
+mod ledger;
+
 mod keys;
 
 mod keys_compaction;

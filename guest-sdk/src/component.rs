@@ -5,12 +5,15 @@
 use std::time::{Duration, SystemTime};
 
 use bindings::{
-    millstream::handler::outbox,
+    millstream::handler::{database, outbox},
     wasi::{config::store, logging::logging},
 };
 
 pub(crate) use crate::calls::send;
-use crate::{Concurrency, Context, Handler, Level, Message, NewMessage, Outcome, ProduceError};
+use crate::{
+    Concurrency, Context, Handler, Level, Message, NewMessage, Outcome, ProduceError,
+    sql::{Rows, SqlError, Value},
+};
 
 /// What wit-bindgen makes of the contract. The world adds wasi interfaces; a component imports only what it uses.
 #[expect(missing_docs, reason = "generated; documented in the WIT files")]
@@ -92,6 +95,59 @@ pub(crate) fn produce(to: &str, message: NewMessage) -> Result<(), ProduceError>
 
 pub(crate) fn config(name: &str) -> Option<String> {
     store::get(name).unwrap_or_else(|error| panic!("the host failed to look up the setting {name}: {error}"))
+}
+
+pub(crate) fn query(statement: &str, params: Vec<Value>) -> Result<Rows, SqlError> {
+    let params: Vec<_> = params.into_iter().map(value_to_host).collect();
+    let rows = database::query(statement, &params).map_err(sql_error)?;
+    let values = rows.values.into_iter().map(|row| row.into_iter().map(value_from_host).collect()).collect();
+    Ok(Rows { columns: rows.columns, values })
+}
+
+pub(crate) fn execute(statement: &str, params: Vec<Value>) -> Result<u64, SqlError> {
+    let params: Vec<_> = params.into_iter().map(value_to_host).collect();
+    database::execute(statement, &params).map_err(sql_error)
+}
+
+fn sql_error(error: database::Error) -> SqlError {
+    match error {
+        database::Error::Denied => SqlError::Denied,
+        database::Error::Timeout => SqlError::Timeout,
+        database::Error::Limit(reason) => SqlError::Limit { reason },
+        database::Error::Sql(error) => {
+            SqlError::Refused { sqlstate: error.sqlstate, message: error.message, constraint: error.constraint }
+        }
+    }
+}
+
+fn value_to_host(value: Value) -> database::Value {
+    match value {
+        Value::Null => database::Value::Null,
+        Value::Boolean(value) => database::Value::Boolean(value),
+        Value::Int64(value) => database::Value::Int64(value),
+        Value::Float64(value) => database::Value::Float64(value),
+        Value::Numeric(digits) => database::Value::Numeric(digits),
+        Value::Text(text) => database::Value::Text(text),
+        Value::Bytes(bytes) => database::Value::Bytes(bytes),
+        Value::Json(json) => database::Value::Json(json),
+        Value::Timestamp(time) => database::Value::Timestamp(time),
+        Value::Uuid(uuid) => database::Value::Uuid(uuid),
+    }
+}
+
+fn value_from_host(value: database::Value) -> Value {
+    match value {
+        database::Value::Null => Value::Null,
+        database::Value::Boolean(value) => Value::Boolean(value),
+        database::Value::Int64(value) => Value::Int64(value),
+        database::Value::Float64(value) => Value::Float64(value),
+        database::Value::Numeric(digits) => Value::Numeric(digits),
+        database::Value::Text(text) => Value::Text(text),
+        database::Value::Bytes(bytes) => Value::Bytes(bytes),
+        database::Value::Json(json) => Value::Json(json),
+        database::Value::Timestamp(time) => Value::Timestamp(time),
+        database::Value::Uuid(uuid) => Value::Uuid(uuid),
+    }
 }
 
 pub(crate) fn log(level: Level, context: &str, text: &str) {

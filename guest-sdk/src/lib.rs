@@ -59,6 +59,7 @@ mod message;
 mod outcome;
 mod payload;
 mod produce;
+pub mod sql;
 mod url;
 
 #[cfg(target_family = "wasm")]

@@ -5,7 +5,8 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 use crate::{
     Level, NewMessage, ProduceError,
     http::{Error, Request, Response},
-    testing::{Logged, Produced},
+    sql::{Rows, SqlError, Value},
+    testing::{self, Logged, Produced, SqlStub, Statement},
     url::Target,
 };
 
@@ -20,6 +21,7 @@ pub(crate) struct Surroundings {
     pub(crate) refused: Vec<ProduceError>,
     pub(crate) config: BTreeMap<String, String>,
     pub(crate) answer: Option<Answer>,
+    pub(crate) stub: Option<SqlStub>,
 }
 
 /// The other side of HTTP calls.
@@ -29,6 +31,7 @@ pub(crate) type Answer = Rc<dyn Fn(&Request) -> Result<Response, Error>>;
 #[derive(Default)]
 pub(crate) struct Capture {
     surroundings: Surroundings,
+    pub(crate) statements: Vec<Statement>,
     pub(crate) produced: Vec<Produced>,
     pub(crate) logged: Vec<Logged>,
     pub(crate) called: Vec<Request>,
@@ -70,6 +73,34 @@ pub(crate) fn send(request: Request) -> Result<Response, Error> {
     });
     // The borrow has ended: the answer may log, or produce.
     answer.map_or(Err(Error::Denied { to }), |answer| answer(&request))
+}
+
+pub(crate) fn query(statement: &str, params: Vec<Value>) -> Result<Rows, SqlError> {
+    match answer(statement, params)? {
+        testing::Answer::Rows(rows) => Ok(rows),
+        testing::Answer::Count(_) => panic!("the stub answered a count to `query`: {statement}"),
+    }
+}
+
+pub(crate) fn execute(statement: &str, params: Vec<Value>) -> Result<u64, SqlError> {
+    match answer(statement, params)? {
+        testing::Answer::Count(count) => Ok(count),
+        testing::Answer::Rows(_) => panic!("the stub answered rows to `execute`: {statement}"),
+    }
+}
+
+/// What the test's stub says. Without one, as on a host without a grant, SQL is denied.
+fn answer(statement: &str, params: Vec<Value>) -> Result<testing::Answer, SqlError> {
+    let stub = CAPTURE.with_borrow_mut(|capture| {
+        let capture = capture.as_mut()?;
+        let stub = capture.surroundings.stub.clone()?;
+        capture.statements.push(Statement { text: statement.to_owned(), params: params.clone() });
+        Some(stub)
+    });
+    match stub {
+        Some(stub) => stub.answer(statement, &params),
+        None => Err(SqlError::Denied),
+    }
 }
 
 /// Shown as well as captured: cargo prints it when the test fails.

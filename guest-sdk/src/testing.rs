@@ -18,6 +18,7 @@
 use std::{
     fmt,
     rc::Rc,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -27,6 +28,7 @@ use crate::{
     Context, Handler, Level, Message, NewMessage, Outcome, ProduceError,
     http::{self, Request, Response},
     native::{self, Surroundings},
+    sql::{Rows, SqlError, Value},
 };
 
 /// Delivers a message to a handler and returns what came of it.
@@ -44,7 +46,8 @@ pub fn deliver<Arguments>(handler: impl Handler<Arguments>, message: TestMessage
     let TestMessage { message, surroundings } = message;
     let (outcome, capture) = native::capture(surroundings, || handler.deliver(message));
     let produced = if outcome == Outcome::Done { capture.produced } else { Vec::new() };
-    Delivered { outcome, produced, logged: capture.logged, called: capture.called }
+    let (logged, called, statements) = (capture.logged, capture.called, capture.statements);
+    Delivered { outcome, produced, logged, called, statements }
 }
 
 /// What came of a delivery.
@@ -56,7 +59,7 @@ pub fn deliver<Arguments>(handler: impl Handler<Arguments>, message: TestMessage
 /// assert!(delivered.produced.is_empty());
 /// assert_eq!(delivered.logged[0].text, "seen");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Delivered {
     /// How it ended.
@@ -67,6 +70,8 @@ pub struct Delivered {
     pub logged: Vec<Logged>,
     /// HTTP requests, whatever the outcome and whatever was answered.
     pub called: Vec<Request>,
+    /// The SQL it ran, in order, whatever the outcome.
+    pub statements: Vec<Statement>,
 }
 
 /// A message that a handler produced.
@@ -136,6 +141,58 @@ impl fmt::Debug for TestMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TestMessage").field("message", &self.message).finish_non_exhaustive()
     }
+}
+
+/// What answers the SQL of a test.
+#[derive(Clone)]
+pub(crate) struct SqlStub(Arc<Stub>);
+
+type Stub = dyn Fn(&str, &[Value]) -> Result<Answer, SqlError> + Send + Sync;
+
+impl SqlStub {
+    pub(crate) fn answer(&self, statement: &str, params: &[Value]) -> Result<Answer, SqlError> {
+        (self.0)(statement, params)
+    }
+}
+
+impl fmt::Debug for SqlStub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SqlStub")
+    }
+}
+
+/// What a stub answers; see [`TestMessage::sql`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// To [`sql::query`](crate::sql::query).
+    Rows(Rows),
+    /// To [`sql::execute`](crate::sql::execute).
+    Count(u64),
+}
+
+impl Answer {
+    /// Rows with these columns.
+    pub fn rows<const COLUMNS: usize>(
+        columns: [&str; COLUMNS],
+        values: impl IntoIterator<Item = [Value; COLUMNS]>,
+    ) -> Self {
+        let columns = columns.map(str::to_owned).to_vec();
+        Self::Rows(Rows { columns, values: values.into_iter().map(Vec::from).collect() })
+    }
+
+    /// So many rows were touched.
+    pub fn count(count: u64) -> Self {
+        Self::Count(count)
+    }
+}
+
+/// A statement that a handler ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statement {
+    /// As it was written.
+    pub text: String,
+    /// Its parameters.
+    pub params: Vec<Value>,
 }
 
 impl TestMessage {
@@ -310,6 +367,30 @@ impl TestMessage {
     #[must_use]
     pub fn answer_http(mut self, answer: impl Fn(&Request) -> Result<Response, http::Error> + 'static) -> Self {
         self.surroundings.answer = Some(Rc::new(answer));
+        self
+    }
+
+    /// Answers the handler's SQL. Without it, SQL is denied, as on a host without a grant.
+    ///
+    /// ```
+    /// use millstream_guest::{sql::{self, SqlError, Value}, testing::{Answer, TestMessage, deliver}};
+    ///
+    /// fn handle(account: String) -> Result<(), SqlError> {
+    ///     let balances: Vec<i64> = sql::query("select balance from account where id = $1", (&account,))?;
+    ///     assert_eq!(balances, [500]);
+    ///     Ok(())
+    /// }
+    ///
+    /// let message = TestMessage::text("\"a-1\"").sql(|_, params| {
+    ///     assert_eq!(params, [Value::from("a-1")]);
+    ///     Ok(Answer::rows(["balance"], [[Value::from(500)]]))
+    /// });
+    /// let delivered = deliver(handle, message);
+    /// assert!(delivered.statements[0].text.starts_with("select balance"));
+    /// ```
+    #[must_use]
+    pub fn sql(mut self, answer: impl Fn(&str, &[Value]) -> Result<Answer, SqlError> + Send + Sync + 'static) -> Self {
+        self.surroundings.stub = Some(SqlStub(Arc::new(answer)));
         self
     }
 

@@ -3,9 +3,13 @@
 //! A leaf: it imports no other part. The engine fills [`Message`]s, `consumer` calls a [`Handler`], the sandbox (or a
 //! closure in a test) implements it. Nothing here knows SQL or wasm.
 
-#[cfg(feature = "host")]
-use std::pin::Pin;
-use std::{sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 #[cfg(feature = "host")]
 use tokio_util::sync::CancellationToken;
@@ -34,11 +38,13 @@ pub struct Message {
     pub redriven: bool,
     pub skipped: u32,
     pub gap_since: Option<i64>,
+    /// SQL in the delivery's own transaction; `None` without a grant.
+    pub sql: Option<Arc<dyn Sql>>,
 }
 
-impl std::fmt::Debug for Message {
+impl fmt::Debug for Message {
     /// Never prints the payload.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("stream", &self.stream)
             .field("group", &self.group)
@@ -68,9 +74,9 @@ pub struct NewMessage {
     pub delay: Option<Duration>,
 }
 
-impl std::fmt::Debug for NewMessage {
+impl fmt::Debug for NewMessage {
     /// Never prints the payload.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NewMessage")
             .field("stream", &self.stream)
             .field("key", &self.key)
@@ -197,6 +203,103 @@ impl Finished {
     /// A delivery that ended without effects.
     pub fn plain(outcome: Outcome) -> Self {
         Self { outcome, produced: Vec::new(), digest: None, memory_growths: 0 }
+    }
+}
+
+/// Runs SQL of one delivery, one statement after the other, in a transaction that ends as the delivery does. Implemented
+/// by the engine.
+pub trait Sql: Send + Sync {
+    /// Runs one statement. Dropping the future ends the statement, and the delivery cannot succeed any more.
+    fn run<'a>(&'a self, statement: SqlStatement) -> Running<'a>;
+}
+
+/// The future of one statement.
+pub type Running<'a> = Pin<Box<dyn Future<Output = Result<SqlAnswer, SqlError>> + Send + 'a>>;
+
+/// One statement with its parameters `$1`, `$2`, ...
+pub struct SqlStatement {
+    pub text: String,
+    pub params: Vec<SqlValue>,
+    pub wants: SqlWants,
+    /// When the delivery ends, and the statement with it.
+    pub deadline: Instant,
+}
+
+/// What a statement is run for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SqlWants {
+    Rows,
+    /// How many rows it touched.
+    Count,
+}
+
+/// What came of a statement.
+#[derive(Debug, PartialEq)]
+pub enum SqlAnswer {
+    Rows(SqlRows),
+    Count(u64),
+}
+
+/// Rows in the order Postgres gave them.
+#[derive(Debug, PartialEq)]
+pub struct SqlRows {
+    pub columns: Vec<String>,
+    pub values: Vec<Vec<SqlValue>>,
+}
+
+/// One value, in or out.
+#[derive(Clone, PartialEq)]
+pub enum SqlValue {
+    Null,
+    Boolean(bool),
+    Int64(i64),
+    Float64(f64),
+    /// Decimal digits.
+    Numeric(String),
+    Text(String),
+    Bytes(Vec<u8>),
+    /// JSON text.
+    Json(String),
+    /// RFC 3339.
+    Timestamp(String),
+    Uuid(String),
+}
+
+/// Why a statement has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SqlError {
+    /// No time left.
+    Timeout,
+    /// More than one answer may hold.
+    Limit(String),
+    /// Postgres refused it. The transaction goes on as if the statement had never been.
+    Refused { sqlstate: String, message: String, constraint: Option<String> },
+    /// The transaction is lost, for a reason of the database's. The delivery is handed back.
+    Lost,
+}
+
+impl fmt::Debug for SqlStatement {
+    /// Never prints a value, nor the text, which may hold some.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqlStatement").field("params", &self.params).field("wants", &self.wants).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SqlValue {
+    /// Never prints the value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Null => "Null",
+            Self::Boolean(_) => "Boolean",
+            Self::Int64(_) => "Int64",
+            Self::Float64(_) => "Float64",
+            Self::Numeric(_) => "Numeric",
+            Self::Text(_) => "Text",
+            Self::Bytes(_) => "Bytes",
+            Self::Json(_) => "Json",
+            Self::Timestamp(_) => "Timestamp",
+            Self::Uuid(_) => "Uuid",
+        })
     }
 }
 

@@ -162,6 +162,7 @@ pub fn message(id: i64, payload: impl Into<Vec<u8>>) -> Message {
         redriven: false,
         skipped: 0,
         gap_since: None,
+        sql: None,
     }
 }
 

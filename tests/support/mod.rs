@@ -6,6 +6,8 @@ mod database;
 
 pub mod engine;
 
+pub mod guest;
+
 pub mod handlers;
 
 pub mod hosts;

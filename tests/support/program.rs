@@ -42,7 +42,7 @@ impl Program {
     pub fn with_examples(streams_toml: &str) -> Self {
         let program = Self::new(streams_toml);
         fs::create_dir(program.handlers()).expect("make the handlers folder");
-        for name in ["hello.wasm", "order-email.wasm", "flaky.wasm", "relay-email.wasm"] {
+        for name in ["hello.wasm", "order-email.wasm", "flaky.wasm", "relay-email.wasm", "ledger.wasm"] {
             fs::copy(handlers_folder().join(name), program.handlers().join(name)).expect("copy a handler");
         }
         program

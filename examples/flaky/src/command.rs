@@ -38,6 +38,8 @@ pub struct Command {
     pub url: Option<String>,
     /// What to fail with.
     pub reason: Option<String>,
+    /// The statement to run.
+    pub sql: Option<String>,
 }
 
 impl Command {
@@ -88,6 +90,7 @@ pub enum Action {
     Allocate,
     Log,
     Produce,
+    Sql,
     Report,
     Call,
 }

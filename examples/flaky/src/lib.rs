@@ -10,7 +10,7 @@ use std::{
 };
 
 use command::{Action, Command};
-use millstream_guest::{Context, NewMessage, Outcome, config, http, info};
+use millstream_guest::{Context, NewMessage, Outcome, config, http, info, sql};
 use serde_json::json;
 
 /// Deliveries that this instance has served: always 1 where each message gets a fresh instance.
@@ -54,6 +54,12 @@ fn act(action: Action, command: &Command, ctx: &Context) -> Result<Outcome, Box<
         Action::Allocate => harm::allocate(command.bytes.unwrap_or(8 * 1024 * 1024)),
         Action::Log => (1..=command.count).for_each(|n| info!("line {n} of {}", command.count)),
         Action::Produce => produce(command, ctx)?,
+        Action::Sql => {
+            let statement = command.sql.as_deref().ok_or("`sql` needs a statement")?;
+            for _ in 0..command.count {
+                sql::execute(statement, ())?;
+            }
+        }
         Action::Report => report(command, ctx)?,
         Action::Call => call(command, ctx)?,
     }
@@ -183,6 +189,16 @@ mod tests {
         let dropped = run(json!({"do": "produce", "then": "retry"}));
         assert!(matches!(dropped.outcome, Outcome::Retry { .. }));
         assert!(dropped.produced.is_empty());
+    }
+
+    #[test]
+    fn runs_the_statement_it_is_told() {
+        use millstream_guest::testing::Answer;
+        let command = told(json!({"do": "sql", "sql": "delete from t", "count": 2}));
+        let delivered = deliver(handle, command.clone().sql(|_, _| Ok(Answer::count(3))));
+        assert_eq!(delivered.outcome, Outcome::Done);
+        assert_eq!(delivered.statements.len(), 2);
+        assert!(matches!(deliver(handle, command).outcome, Outcome::Retry { .. }), "it has no grant");
     }
 
     #[test]

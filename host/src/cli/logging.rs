@@ -7,6 +7,7 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::{EnvFilter, filter::filter_fn, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::{Global, LogFormat};
+use crate::database;
 
 /// Starts logging for the whole process. `-v` and `-q` beat RUST_LOG.
 pub(super) fn start(global: &Global) -> anyhow::Result<()> {
@@ -29,7 +30,14 @@ fn shows_no_guest_data(line: &Metadata<'_>) -> bool {
 }
 
 /// Our own lines from INFO on, those of libraries only when something is odd.
+/// Notices that Postgres sends, never: the SQL of a handler can raise them, with whatever text.
 fn filter(global: &Global) -> EnvFilter {
+    let never = format!("{}=off", database::NOTICES);
+    verbosity(global).add_directive(never.parse().expect("it is a directive"))
+}
+
+/// Our own lines from INFO on, those of libraries only when something is odd.
+fn verbosity(global: &Global) -> EnvFilter {
     let directives = match (global.quiet, global.verbose) {
         (true, _) => "error",
         (false, 1) => "warn,millstream=debug",

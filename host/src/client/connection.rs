@@ -179,10 +179,10 @@ impl Client {
     /// Takes no more messages, and returns when those on their way have their answers. Clones are closed as well.
     pub async fn close(&self) {
         take(&self.shared.to_coalescer);
-        if let Some(coalescer) = take(&self.shared.coalescer) {
-            if let Err(error) = coalescer.await {
-                tracing::error!("the client's task has ended: {error}");
-            }
+        if let Some(coalescer) = take(&self.shared.coalescer)
+            && let Err(error) = coalescer.await
+        {
+            tracing::error!("the client's task has ended: {error}");
         }
         if self.shared.owns_pool {
             self.shared.database.close().await;

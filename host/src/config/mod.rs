@@ -1,7 +1,7 @@
 //! streams.toml: from text to validated types. Never touches a database, a network or a handler.
 //!
 //! `keys` is the table of all keys. A file goes through `read` (kinds, bounds, defaults), `cross` (two keys at once)
-//! and `not_yet` (what this version lacks) to `build` (types). All problems of a file are reported in one run.
+//! to `build` (types). All problems of a file are reported in one run.
 
 mod types;
 
@@ -20,8 +20,6 @@ mod interpolate;
 mod syntax;
 
 mod cross;
-
-mod not_yet;
 
 mod build;
 
@@ -96,7 +94,6 @@ pub fn parse(text: &str, file: &Path, environment: &Environment<'_>) -> Result<C
     if only_duplicates {
         problems.append(&mut reader.problems);
         cross::check(&root, &mut problems);
-        not_yet::check(&root, &mut problems);
     }
     match errors::report(problems, text, &file.display().to_string()) {
         Some(errors) => Err(errors),

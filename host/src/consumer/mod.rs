@@ -42,7 +42,7 @@ pub use self::{
 use crate::{
     config,
     database::Database,
-    engine::{GroupHandle, HostId},
+    engine::{GroupHandle, GuestDatabase, HostId},
 };
 
 /// One host at work: all its groups. Dropping it without [`Consumer::drain`] is like a crash: others take over when its
@@ -50,6 +50,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Consumer {
     database: Database,
+    guests: GuestDatabase,
     hub: Arc<Hub>,
     budget: Arc<Budget>,
     counters: Arc<Counters>,
@@ -100,6 +101,7 @@ impl Consumer {
         ));
         Ok(Self {
             database: database.clone(),
+            guests: GuestDatabase::new(database),
             hub,
             budget: Arc::new(Budget::new(host.prefetch_bytes)),
             counters,
@@ -120,6 +122,7 @@ impl Consumer {
         let drain = CancellationToken::new();
         let setting = Setting {
             database: self.database.clone(),
+            grant: group.policy.allow.sql_role.as_deref().map(|role| self.guests.grant(role)),
             counters: self.counters.group(&name),
             group,
             identity: self.keeper.identity(),
@@ -183,7 +186,10 @@ impl Consumer {
             while running.task.join_next().await.is_some() {}
         }
         self.stop.cancel();
-        let services_end = async { while self.services.join_next().await.is_some() {} };
+        let services_end = async {
+            self.guests.close().await;
+            while self.services.join_next().await.is_some() {}
+        };
         if tokio::time::timeout(SERVICES_END_MAX, services_end).await.is_err() {
             tracing::debug!("a database that does not answer holds up the stop: it goes on without an answer");
             self.services.shutdown().await;

@@ -30,6 +30,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long to wait for a free connection. Longer than any turn, so that it fires only when the database is away.
 const ACQUIRE_MAX: Duration = Duration::from_secs(15);
 
+/// How long a handler's SQL may wait for a connection, at most: longer than any delivery's timeout that waits at all.
+const GUESTS_ACQUIRE_MAX: Duration = Duration::from_secs(3600);
+
 /// Longest name in Postgres, in bytes; a longer one would be cut and two schemas could become one.
 const NAME_BYTES_MAX: usize = 63;
 
@@ -41,6 +44,8 @@ pub struct Database {
     /// How many statements of `.sql` files were made, for counting what a message costs.
     pub statements: Arc<AtomicU64>,
     pub(super) connect: Connect,
+    /// Statements of `.sql` files are kept prepared by the connections.
+    names_statements: bool,
 }
 
 impl Database {
@@ -63,7 +68,7 @@ impl Database {
     pub fn from_pool(pool: PgPool, schema: &str) -> Result<Self> {
         check_schema_name(schema)?;
         let connect = Connect::direct((*pool.connect_options()).clone());
-        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect })
+        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect, names_statements: true })
     }
 
     async fn open(connect: Connect, max_connections: u32, schema: &str) -> Result<Self> {
@@ -79,7 +84,8 @@ impl Database {
             // would cost a round trip a turn.
             .test_before_acquire(false)
             .connect_lazy_with(connect.options.clone());
-        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect })
+        let names_statements = connect.pooler == Pooler::Absent;
+        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect, names_statements })
     }
 
     /// A statement of a `.sql` file about shared tables. Behind a pooler it is not kept prepared, so run it inside a
@@ -123,7 +129,7 @@ impl Database {
 
     fn prepared(&self, sql: AssertSqlSafe<String>) -> Query<'static, Postgres, PgArguments> {
         self.statements.fetch_add(1, Relaxed);
-        sqlx::query(sql).persistent(self.connect.pooler == Pooler::Absent)
+        sqlx::query(sql).persistent(self.names_statements)
     }
 
     /// The same database through a pool of its own, which belongs to the runtime that first uses it.
@@ -134,6 +140,28 @@ impl Database {
             .test_before_acquire(false)
             .connect_lazy_with(self.connect.options.clone());
         Self { pool, ..self.clone() }
+    }
+
+    /// The same database for the SQL of handlers, over at most as many connections again as the pool has. No statement
+    /// on them has a name: a guest can close a named statement and prepare one of its own under that name, which we would
+    /// then run. Each is as new when it comes back: rolled back, and without anything a guest left in its session.
+    #[cfg(feature = "host")]
+    pub fn for_guests(&self) -> Self {
+        let connect =
+            Connect { options: self.connect.options.clone().statement_cache_capacity(0), pooler: self.connect.pooler };
+        let pool = PgPoolOptions::new()
+            .max_connections(self.pool.options().get_max_connections())
+            // Waiting for one is bounded by the delivery's own deadline.
+            .acquire_timeout(GUESTS_ACQUIRE_MAX)
+            .test_before_acquire(false)
+            .after_release(|connection, _| Box::pin(clean(connection)))
+            .connect_lazy_with(connect.options.clone());
+        Self { pool, names_statements: false, connect, ..self.clone() }
+    }
+
+    /// Whether a session is ours from one transaction to the next.
+    pub fn has_sessions(&self) -> bool {
+        self.connect.pooler == Pooler::Absent
     }
 
     /// A connection outside the pool, for statements that no transaction may surround. Each waits for a lock for
@@ -201,6 +229,16 @@ fn isolated(connect: &Connect) -> Connect {
         Pooler::Transaction => options,
     };
     Connect { options, pooler: connect.pooler }
+}
+
+/// Ends the transaction that a handler left open, and forgets all that is in the session.
+async fn clean(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    // Refused inside a transaction. A rollback outside of one would be a warning.
+    if sqlx::raw_sql("discard all").execute(&mut *connection).await.is_err() {
+        sqlx::raw_sql("rollback").execute(&mut *connection).await?;
+        sqlx::raw_sql("discard all").execute(connection).await?;
+    }
+    Ok(true)
 }
 
 async fn check(options: &PgConnectOptions) -> Result<()> {

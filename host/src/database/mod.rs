@@ -26,3 +26,6 @@ pub use reaction::{Reaction, Refusal, is_ambiguous_commit, reaction};
 pub use sql::Schema;
 pub use sqlx::Error as DatabaseError;
 pub use target::{Connect, Pooler, Sources, Target};
+
+/// The log target of notices that Postgres sends.
+pub const NOTICES: &str = "sqlx::postgres::notice";

@@ -268,6 +268,7 @@ fn read_message(row: &PgRow, group: &GroupHandle, source: Source) -> Result<Clai
             redriven: row.try_get(15)?,
             skipped: u32::try_from(row.try_get::<i64, _>(19)?).unwrap_or(u32::MAX),
             gap_since: row.try_get(20)?,
+            sql: None,
         },
     })
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use sqlx::{PgConnection, Row, types::Json};
 
-use super::{GroupId, StreamId, functions, group::like, position::place_cursor, units::milliseconds};
+use super::{GroupId, StreamId, functions, group::like, guest_sql, position::place_cursor, units::milliseconds};
 use crate::{
     config::{Config, Group, KeyPolicy, KeyRule, Stream},
     database::Database,
@@ -61,6 +61,7 @@ pub async fn apply(database: &Database, config: &Config) -> Result<Vec<Change>> 
             .await
             .with_context(|| format!("declare group {name:?}"))?;
     }
+    guest_sql::forget_roles(database, &mut tx).await?;
     tx.commit().await.context("commit what was declared")?;
     Ok(changes)
 }
@@ -202,6 +203,10 @@ async fn declare_group(
 ) -> Result<()> {
     let policy = serde_json::to_value(group)?;
     let change = known.group_changes(name, group, &policy)?;
+    if let Some(role) = &group.allow.sql_role {
+        // Each time: whatever the role's owner did to its function is mended.
+        guest_sql::allow_sql(database, tx, role).await.with_context(|| format!("allow SQL as role {role:?}"))?;
+    }
     if change.is_empty() {
         return Ok(());
     }

@@ -17,6 +17,7 @@ const SHARED: &[&str] = &[
     include_str!("functions/dead.sql"),
     include_str!("functions/operate.sql"),
     include_str!("functions/maintain.sql"),
+    include_str!("functions/guest_sql.sql"),
 ];
 
 const STREAM: &[&str] = &[

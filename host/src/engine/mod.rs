@@ -2,7 +2,8 @@
 //! Knows SQL and no wasm; it never runs a handler and never retries a statement.
 //!
 //! Where to look: the claim algorithm is `functions/claim.sql`, message keys `functions/keys.sql`, the produce API `functions/shared.sql` and
-//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, a dead host's
+//! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, the SQL
+//! of handlers `guest_sql/` and `functions/guest_sql.sql`, a dead host's
 //! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `why.rs`, `pause.rs` and
 //! `seek.rs`. Without the feature `host` there is only what the client needs: `produce.rs`.
 
@@ -27,6 +28,9 @@ mod claim;
 
 #[cfg(feature = "host")]
 mod verdict;
+
+#[cfg(feature = "host")]
+mod guest_sql;
 
 #[cfg(feature = "host")]
 mod settle;
@@ -101,6 +105,8 @@ pub use functions::install as install_functions;
 #[cfg(feature = "host")]
 pub use group::{GroupHandle, load_groups};
 #[cfg(feature = "host")]
+pub use guest_sql::{GuestDatabase, GuestGrant, GuestSession, Left, OpenSql};
+#[cfg(feature = "host")]
 pub use hot_keys::{Action, Advice, HotKey, HotKeys, hot_keys};
 #[cfg(feature = "host")]
 pub use ids::{ClaimId, GroupId, HostId, StreamId};
@@ -130,7 +136,7 @@ pub use seek::{Seeked, preview_seek, seek};
 #[cfg(feature = "host")]
 pub use seek_key::{KeySeeked, preview_seek_key, seek_key};
 #[cfg(feature = "host")]
-pub use settle::{LeavesKey, Settled, Settlement, settle};
+pub use settle::{LeavesKey, Settled, Settlement, settle, settle_with_sql};
 #[cfg(feature = "host")]
 pub use verdict::{Verdict, verdict};
 #[cfg(feature = "host")]

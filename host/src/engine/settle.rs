@@ -11,6 +11,7 @@ use sqlx::{PgConnection, Row};
 use super::{
     ClaimId, GroupHandle, HostId, Keyed, Lane, Source, Token, Verdict,
     claim::lanes,
+    guest_sql::{OpenSql, Unfinished},
     produce::{BATCH_MAX, NewEntry, ProduceError, produce},
     units::milliseconds,
 };
@@ -36,12 +37,24 @@ pub struct Settlement {
     pub keyed: Option<Keyed>,
     /// Versions of its key that were passed over before it.
     pub skipped: u32,
+    /// The transaction in which its handler ran SQL: it is settled there, alone, with [`settle_with_sql`].
+    pub sql: Option<Box<OpenSql>>,
 }
 
 impl Settlement {
     /// A message whose first delivery ended without effects.
     pub fn plain(token: Token, message_id: i64, verdict: Verdict) -> Self {
-        Self { token, message_id, failures: 0, verdict, produced: Vec::new(), digest: None, keyed: None, skipped: 0 }
+        Self {
+            token,
+            message_id,
+            failures: 0,
+            verdict,
+            produced: Vec::new(),
+            digest: None,
+            keyed: None,
+            skipped: 0,
+            sql: None,
+        }
     }
 
     /// Whether another producer, with its transaction open, may hold it up: one of the same idempotency key, or of the
@@ -95,6 +108,8 @@ pub enum Settled {
     LeaseLost,
     /// What a handler wanted to produce was refused, so nothing was written. Settle each by itself.
     Refused(ProduceError),
+    /// What a handler's SQL had put off to the end was refused, so nothing was written. Says why.
+    SqlRefused(String),
 }
 
 /// How long a transaction that several deliveries share waits for another producer's lock. What is blocked leaves for
@@ -112,51 +127,47 @@ pub async fn settle(
     batch: &[Settlement],
 ) -> Result<Settled, sqlx::Error> {
     let mut tx = database.begin().await?;
-    let mut work = Work { database, tx: &mut tx, host, group, batch };
-    // By itself a settle waits for another producer of the same idempotency key, maybe for long. It does so before it
-    // locks anything of ours: with its claim locked, the other messages of that claim, and so its group, would wait too.
-    let waits = matches!(batch, [one] if one.may_wait());
-    let mut early = Vec::new();
-    if waits {
-        match work.produce(&HashSet::new()).await? {
-            Ok(woken) => early = woken,
-            Err(refused) => return Ok(Settled::Refused(refused)),
-        }
+    let settled = Work { database, tx: &mut tx, host, group, batch }.run().await?;
+    if settled.is_to_commit(batch) {
+        tx.commit().await?;
     }
-    let fence = database.query(include_str!("fence.sql")).bind(host.0);
-    if fence.fetch_optional(&mut *work.tx).await?.is_none() {
-        return Ok(Settled::LeaseLost);
-    }
-    let fenced = work.take_out().await?;
-    if waits && !fenced.lost.is_empty() {
-        // It is no longer ours, and what it produced is undone with this transaction.
-        tx.rollback().await?;
-        return Ok(Settled::Committed { fenced: fenced.lost, superseded: HashSet::new(), woken: Vec::new() });
-    }
-    let superseded = work.superseded(&fenced.lost).await?;
-    let ended: HashSet<usize> = fenced.lost.union(&superseded).copied().collect();
-    work.schedule_again(&ended, &fenced.redriven).await?;
-    work.bury(&ended, &fenced.redriven).await?;
-    work.stop_keys(&ended).await?;
-    work.forget_redriven(&superseded, &fenced.redriven).await?;
-    let woken = if waits {
-        early
-    } else {
-        match work.produce(&fenced.lost).await? {
-            Ok(woken) => woken,
-            Err(refused) => return Ok(Settled::Refused(refused)),
-        }
-    };
-    tx.commit().await?;
-    Ok(Settled::Committed { fenced: fenced.lost, superseded, woken })
+    Ok(settled)
 }
 
-struct Work<'a> {
-    database: &'a Database,
-    tx: &'a mut PgConnection,
+/// Settles a delivery inside the transaction in which its handler ran SQL: both are committed, or neither.
+///
+/// As [`settle`]; whenever this does not answer that it committed, or the future is dropped, the handler's SQL is undone,
+/// and the delivery must not be settled as done any more.
+pub async fn settle_with_sql(
     host: HostId,
-    group: &'a GroupHandle,
-    batch: &'a [Settlement],
+    group: &GroupHandle,
+    one: &Settlement,
+    mut sql: Box<OpenSql>,
+) -> Result<Settled, sqlx::Error> {
+    match sql.finish().await {
+        Ok(()) => {}
+        Err(Unfinished::Refused(reason)) => {
+            sql.roll_back();
+            return Ok(Settled::SqlRefused(reason));
+        }
+        Err(Unfinished::Database(error)) => return Err(error),
+    }
+    let database = sql.database();
+    let batch = std::slice::from_ref(one);
+    let settled = Work { database: &database, tx: sql.connection(), host, group, batch }.run().await?;
+    if settled.is_to_commit(batch) {
+        sql.commit().await?;
+    } else {
+        sql.roll_back();
+    }
+    Ok(settled)
+}
+
+impl Settled {
+    /// Whether anything was written. What was fenced has written nothing, and what it produced must go.
+    fn is_to_commit(&self, batch: &[Settlement]) -> bool {
+        matches!(self, Self::Committed { fenced, .. } if fenced.len() < batch.len())
+    }
 }
 
 /// What taking the messages out showed.
@@ -167,7 +178,52 @@ struct TakenOut {
     redriven: HashMap<i64, (Option<i64>, bool)>,
 }
 
+struct Work<'a> {
+    database: &'a Database,
+    tx: &'a mut PgConnection,
+    host: HostId,
+    group: &'a GroupHandle,
+    batch: &'a [Settlement],
+}
+
 impl Work<'_> {
+    /// Everything but the COMMIT.
+    async fn run(&mut self) -> Result<Settled, sqlx::Error> {
+        // By itself a settle waits for another producer of the same idempotency key, maybe for long. It does so before it
+        // locks anything of ours: with its claim locked, the other messages of that claim, and so its group, would wait too.
+        let waits = matches!(self.batch, [one] if one.may_wait());
+        let mut early = Vec::new();
+        if waits {
+            match self.produce(&HashSet::new()).await? {
+                Ok(woken) => early = woken,
+                Err(refused) => return Ok(Settled::Refused(refused)),
+            }
+        }
+        let fence = self.database.query(include_str!("fence.sql")).bind(self.host.0);
+        if fence.fetch_optional(&mut *self.tx).await?.is_none() {
+            return Ok(Settled::LeaseLost);
+        }
+        let fenced = self.take_out().await?;
+        if fenced.lost.len() == self.batch.len() {
+            return Ok(Settled::Committed { fenced: fenced.lost, superseded: HashSet::new(), woken: Vec::new() });
+        }
+        let superseded = self.superseded(&fenced.lost).await?;
+        let ended: HashSet<usize> = fenced.lost.union(&superseded).copied().collect();
+        self.schedule_again(&ended, &fenced.redriven).await?;
+        self.bury(&ended, &fenced.redriven).await?;
+        self.stop_keys(&ended).await?;
+        self.forget_redriven(&superseded, &fenced.redriven).await?;
+        let woken = if waits {
+            early
+        } else {
+            match self.produce(&fenced.lost).await? {
+                Ok(woken) => woken,
+                Err(refused) => return Ok(Settled::Refused(refused)),
+            }
+        };
+        Ok(Settled::Committed { fenced: fenced.lost, superseded, woken })
+    }
+
     async fn take_out(&mut self) -> Result<TakenOut, sqlx::Error> {
         let claims = self.pairs(Source::Log);
         let mut ours = HashSet::new();

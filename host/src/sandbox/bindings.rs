@@ -13,7 +13,11 @@ wasmtime::component::bindgen!({
         }
     ",
     world: "millstream:host/linked",
-    // Our imports only fill buffers and never wait; a handler's export runs on a fiber, so that it can be interrupted.
-    imports: { default: trappable },
+    // Most of our imports only fill buffers and never wait; a handler's export runs on a fiber, so that it can be interrupted.
+    imports: {
+        "millstream:handler/database.query": async | trappable,
+        "millstream:handler/database.execute": async | trappable,
+        default: trappable,
+    },
     exports: { default: async },
 });

@@ -164,13 +164,18 @@ impl Guest {
             Ok(instance) => instance,
             Err(error) => return Ran { answer: Err(error), instance: None },
         };
-        instance.store.data_mut().begin_delivery();
+        let mut message = message;
+        let state = instance.store.data_mut();
+        state.begin_delivery();
+        state.sql = message.sql.take();
         state::arm(&mut instance.store);
         let answer = instance.linked.call_handle(&mut instance.store, &to_wit(message)).await;
         match answer {
             Ok(answer) => {
-                let produced = instance.store.data_mut().outbox.take();
-                instance.store.data_mut().end_calls();
+                let state = instance.store.data_mut();
+                let produced = state.outbox.take();
+                state.end_calls();
+                state.sql = None; // the transaction is ours now
                 instance.served += 1;
                 let again =
                     self.settings.instance == config::Instance::Reuse && instance.served < self.settings.max_reuse;

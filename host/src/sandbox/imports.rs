@@ -8,11 +8,7 @@ use wasmtime::{
 use wasmtime_wasi_config::{WasiConfig, WasiConfigVariables};
 
 use super::{
-    bindings::{
-        Linked,
-        millstream::handler::{database, types},
-        wasi::logging::logging,
-    },
+    bindings::{Linked, millstream::handler::types, wasi::logging::logging},
     calls,
     output::{Failing, Level},
     state::State,
@@ -75,24 +71,6 @@ impl State {
 }
 
 impl types::Host for State {}
-
-impl database::Host for State {
-    fn query(
-        &mut self,
-        _statement: String,
-        _params: Vec<database::Value>,
-    ) -> Result<std::result::Result<database::Rows, database::Error>> {
-        Ok(Err(database::Error::Denied))
-    }
-
-    fn execute(
-        &mut self,
-        _statement: String,
-        _params: Vec<database::Value>,
-    ) -> Result<std::result::Result<u64, database::Error>> {
-        Ok(Err(database::Error::Denied))
-    }
-}
 
 impl logging::Host for State {
     fn log(&mut self, level: logging::Level, context: String, message: String) -> Result<()> {

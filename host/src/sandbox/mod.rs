@@ -7,6 +7,7 @@ mod cache;
 mod calls;
 mod compile;
 mod componentize;
+mod database;
 mod delivery;
 mod engine;
 mod failure;

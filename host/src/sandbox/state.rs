@@ -18,6 +18,7 @@ use super::{
     stdio::Stream,
     turns::LOOKS_A_SLICE,
 };
+use crate::handler::Sql;
 
 /// Most wasi resources (streams, pollables) a guest may have open. wasmtime's default of a million costs the host more
 /// memory than the guest is granted.
@@ -34,6 +35,8 @@ pub struct State {
     pub settings: Arc<GroupSettings>,
     pub delivery: Arc<Delivery>,
     pub outbox: Outbox,
+    /// SQL of the delivery; `None` without a grant, and between deliveries.
+    pub sql: Option<Arc<dyn Sql>>,
     limiter: Limiter,
     /// Made at the first wasi call: a guest without wasi (`wasm32-unknown-unknown`) does not pay for it.
     wasi: Option<WasiCtx>,
@@ -97,6 +100,7 @@ pub fn new_store(
         settings: settings.clone(),
         delivery: delivery.clone(),
         outbox: Outbox::default(),
+        sql: None,
         limiter: Limiter::new(settings.memory_bytes, delivery.clone()),
         wasi: None,
         table,

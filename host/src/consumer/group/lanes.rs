@@ -9,10 +9,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use super::slots::Work;
+use super::slots::{Ended, Work};
 use crate::{
     engine::{Keyed, Lane},
-    handler::{Concurrency, Finished, Outcome},
+    handler::{Concurrency, Outcome},
 };
 
 /// See the module. Cheap to clone.
@@ -35,12 +35,11 @@ struct Line {
 
 /// Whether the next delivery of a lane may start before this one is settled. An exclusive key does not wait for what
 /// failed; no key goes on before effects are committed.
-pub fn goes_on(mode: Concurrency, finished: &Finished) -> bool {
-    let has_effects = !finished.produced.is_empty();
-    match mode {
+pub fn goes_on(ended: &Ended) -> bool {
+    match ended.mode() {
         Concurrency::Parallel => true,
-        Concurrency::Exclusive => !has_effects,
-        Concurrency::Ordered => finished.outcome == Outcome::Done && !has_effects,
+        Concurrency::Exclusive => !ended.has_effects(),
+        Concurrency::Ordered => ended.finished.outcome == Outcome::Done && !ended.has_effects(),
     }
 }
 

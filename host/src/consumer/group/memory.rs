@@ -105,8 +105,9 @@ impl Memory {
             return None;
         };
         held.open.remove(&ended.message_id);
+        let has_effects = ended.has_effects();
         let finished = ended.finished;
-        if finished.outcome == Outcome::Done && finished.produced.is_empty() && !ended.is_redriven {
+        if finished.outcome == Outcome::Done && !has_effects && !ended.is_redriven {
             held.done.push(ended.message_id);
             self.leave_lane(ended.keyed.as_ref());
             return Some(Verdict::Done);
@@ -122,6 +123,7 @@ impl Memory {
             digest: finished.digest.as_deref().map(str::to_owned),
             keyed: ended.keyed,
             skipped: ended.skipped,
+            sql: ended.sql,
         });
         Some(verdict)
     }

@@ -50,7 +50,7 @@ use super::{
 };
 use crate::{
     database::{Database, DatabaseError, Reaction, reaction},
-    engine::GroupHandle,
+    engine::{GroupHandle, GuestGrant},
 };
 
 /// What a group needs to run.
@@ -59,6 +59,8 @@ pub struct Setting {
     pub group: GroupHandle,
     pub identity: watch::Receiver<Option<Identity>>,
     pub newest: Newest,
+    /// Of a group with `allow.sql`.
+    pub grant: Option<GuestGrant>,
     pub hub: Arc<Hub>,
     pub budget: Arc<Budget>,
     pub counters: Arc<GroupCounters>,
@@ -69,7 +71,7 @@ pub struct Setting {
 /// Runs the group until it is drained, or gone.
 pub async fn run(setting: Setting) {
     let seat = setting.hub.seat(&setting.group);
-    let (slots, ended) = Slots::start(setting.group.policy.slots, &setting.newest);
+    let (slots, ended) = Slots::start(setting.group.policy.slots, &setting.newest, setting.grant.as_ref());
     let pace = Pace::new(setting.group.policy.slots);
     let mut group = Group {
         seat,

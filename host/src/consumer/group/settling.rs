@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use tokio::{
@@ -13,7 +14,7 @@ use tokio::{
 use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane};
 use crate::{
     database::{Database, DatabaseError, Reaction, reaction},
-    engine::{GroupHandle, HostId, LeavesKey, Settled, Settlement, Verdict, settle, verdict},
+    engine::{GroupHandle, HostId, LeavesKey, Settled, Settlement, Verdict, settle, settle_with_sql, verdict},
     handler::{Concurrency, Outcome},
 };
 
@@ -58,11 +59,23 @@ impl Solo {
         }
     }
 
-    fn start(&mut self, database: &Database, host: HostId, group: &GroupHandle, one: Settlement) {
+    fn start(&mut self, database: &Database, host: HostId, group: &GroupHandle, mut one: Settlement) {
         let (database, group, places) = (database.clone(), group.clone(), Arc::clone(&self.places));
         self.tasks.spawn(async move {
-            let _place = places.acquire().await.expect("it is never closed");
-            let result = settle(&database, host, &group, std::slice::from_ref(&one)).await;
+            let result = match one.sql.take() {
+                // It has a connection already.
+                Some(sql) => {
+                    let result = settle_with_sql(host, &group, &one, sql).await;
+                    if result.is_err() {
+                        one = without_effects(one);
+                    }
+                    result
+                }
+                None => {
+                    let _place = places.acquire().await.expect("it is never closed");
+                    settle(&database, host, &group, std::slice::from_ref(&one)).await
+                }
+            };
             (one, result)
         });
     }
@@ -89,6 +102,9 @@ impl Group {
             return Step::Rest;
         }
         let batch = self.memory.take_ended(BATCH_MAX);
+        if batch.iter().any(|one| one.sql.is_some()) {
+            return self.settle_those_with_sql(identity, batch).await;
+        }
         if matches!(&batch[..], [one] if one.may_wait()) {
             self.settle_beside(identity, batch); // the loop does not wait with it
             return Step::Again;
@@ -103,6 +119,22 @@ impl Group {
         }
     }
 
+    /// A delivery that ran SQL is settled in its own transaction, beside the loop. The others first: among them are earlier
+    /// messages of its key.
+    async fn settle_those_with_sql(&mut self, identity: &Identity, batch: Vec<Settlement>) -> Step {
+        let (with_sql, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(|one| one.sql.is_some());
+        if !others.is_empty() {
+            // Without effects they are settled together. With effects, one of them may be refused, or wait.
+            let step = self.settle_one_by_one(identity, others).await;
+            if step != Step::Again {
+                self.memory.put_back(with_sql);
+                return step;
+            }
+        }
+        self.settle_beside(identity, with_sql);
+        Step::Again
+    }
+
     /// Takes note of a settle of the loop.
     fn settled_together(&mut self, batch: Vec<Settlement>, result: Result<Settled, DatabaseError>) -> Step {
         match result {
@@ -111,8 +143,8 @@ impl Group {
                 self.settled(&batch, &fenced, &superseded, &woken);
                 Step::Again
             }
-            Ok(Settled::Refused(refused)) => {
-                tracing::error!(group = &*self.setting.group.name, "a settle without effects was refused: {refused}");
+            Ok(refused @ (Settled::Refused(_) | Settled::SqlRefused(_))) => {
+                tracing::error!(group = &*self.setting.group.name, "a settle without effects was refused: {refused:?}");
                 self.memory.put_back(batch);
                 Step::Rest
             }
@@ -155,7 +187,10 @@ impl Group {
                 Ok(Settled::Committed { fenced, superseded, woken }) => {
                     self.settled(&[one], &fenced, &superseded, &woken);
                 }
-                Ok(Settled::Refused(refused)) => self.refuse(one, &refused.to_string()),
+                Ok(Settled::Refused(refused)) => self.refuse(one, &format!("what it produced was refused: {refused}")),
+                Ok(Settled::SqlRefused(reason)) => {
+                    self.refuse(one, &format!("its SQL was refused at the end of its transaction: {reason}"));
+                }
                 Err(error) => {
                     self.memory.put_back(vec![one]);
                     self.back_off("settle a delivery by itself", &error);
@@ -166,10 +201,9 @@ impl Group {
         step
     }
 
-    /// What the handler wanted to produce was refused: the delivery has failed, and nothing of it exists.
+    /// What the handler wanted was refused: the delivery has failed, and nothing of it exists.
     fn refuse(&mut self, one: Settlement, reason: &str) {
-        let reason = format!("what it produced was refused: {reason}");
-        let outcome = Outcome::Retry { reason };
+        let outcome = Outcome::Retry { reason: reason.to_owned() };
         let verdict = verdict(outcome, one.failures, &self.setting.group.policy.retry, fastrand::f64());
         if let Verdict::Again { failure: Some(failure), .. } | Verdict::Dead { failure, .. } = &verdict {
             self.setting.counters.count_failure(failure.class);
@@ -250,6 +284,13 @@ impl Group {
             step => step,
         }
     }
+}
+
+/// Its transaction is gone, with an answer that was lost or before it was committed. If it is still ours, it was not
+/// committed and is handed back: settled as done it would lose what its handler did.
+fn without_effects(one: Settlement) -> Settlement {
+    let verdict = Verdict::Again { delay: Duration::ZERO, failures: one.failures, failure: None };
+    Settlement { verdict, produced: Vec::new(), ..one }
 }
 
 /// Another producer holds a lock that a shared transaction does not wait for, or a deadlock was resolved against us.

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::lanes::{Lanes, goes_on, in_lane};
 use crate::{
-    engine::{Claimed, Keyed, Token},
-    handler::{Concurrency, Failure, FailureClass, Finished, Handler, Outcome},
+    engine::{Claimed, GuestGrant, GuestSession, Keyed, Left, OpenSql, Token},
+    handler::{Concurrency, Failure, FailureClass, Finished, Handler, Message, Outcome, Sql},
 };
 
 /// The newest handler of a group; `None` until its first component is loaded.
@@ -44,6 +44,8 @@ pub struct Ended {
     pub finished: Finished,
     /// How long its handler took; `None`: it did not run.
     pub busy: Option<Duration>,
+    /// The transaction of a delivery that is done and ran SQL.
+    pub sql: Option<Box<OpenSql>>,
 }
 
 impl Ended {
@@ -59,7 +61,13 @@ impl Ended {
             is_redriven: message.redriven,
             finished,
             busy: None,
+            sql: None,
         }
+    }
+
+    /// Whether it asks for more than its acknowledgement.
+    pub fn has_effects(&self) -> bool {
+        !self.finished.produced.is_empty() || self.sql.is_some()
     }
 
     /// How its group treats it.
@@ -85,7 +93,7 @@ pub struct Slots {
 
 impl Slots {
     /// Starts `count` slots. What ends comes out of the receiver; it holds no more than was put in.
-    pub fn start(count: u32, newest: &Newest) -> (Self, mpsc::UnboundedReceiver<Ended>) {
+    pub fn start(count: u32, newest: &Newest, grant: Option<&GuestGrant>) -> (Self, mpsc::UnboundedReceiver<Ended>) {
         let (queue, waiting) = async_channel::unbounded(); // bounded by what the group claims: see pacing
         let (sender, ended) = mpsc::unbounded_channel();
         let lanes = Lanes::default();
@@ -96,6 +104,7 @@ impl Slots {
                 waiting: waiting.clone(),
                 lanes: lanes.clone(),
                 newest: newest.clone(),
+                grant: grant.cloned(),
                 ended: sender.clone(),
             };
             tasks.spawn(slot.run());
@@ -141,6 +150,8 @@ struct Slot {
     waiting: async_channel::Receiver<Work>,
     lanes: Lanes,
     newest: Newest,
+    /// Of a group with `allow.sql`.
+    grant: Option<GuestGrant>,
     ended: mpsc::UnboundedSender<Ended>,
 }
 
@@ -151,13 +162,12 @@ impl Slot {
             let handler = self.newest.borrow().clone();
             if let Some(handler) = handler.filter(|_| !cut.is_cancelled()) {
                 let started = Instant::now();
-                let delivery = AssertUnwindSafe(handler.handle(claimed.message, &cut)).catch_unwind();
-                ended.finished = delivery.await.unwrap_or_else(|_| our_fault());
+                (ended.finished, ended.sql) = self.deliver(&*handler, claimed.message, &cut).await;
                 ended.busy = Some(started.elapsed());
             }
             let lane = in_lane(ended.keyed.as_ref()).map(|keyed| keyed.lane.clone());
             let message_id = ended.message_id;
-            let goes_on = goes_on(ended.mode(), &ended.finished);
+            let goes_on = goes_on(&ended);
             if let (Some(lane), false) = (&lane, goes_on) {
                 self.lanes.hold(lane, message_id); // before the loop hears of it, and settles it
             }
@@ -172,6 +182,35 @@ impl Slot {
                 return;
             }
         }
+    }
+}
+
+impl Slot {
+    async fn deliver(
+        &self,
+        handler: &dyn Handler,
+        mut message: Message,
+        cut: &CancellationToken,
+    ) -> (Finished, Option<Box<OpenSql>>) {
+        let session = self.grant.as_ref().map(GuestGrant::session);
+        message.sql = session.clone().map(|session| session as Arc<dyn Sql>);
+        let delivery = AssertUnwindSafe(handler.handle(message, cut)).catch_unwind();
+        let finished = delivery.await.unwrap_or_else(|_| our_fault());
+        match session {
+            Some(session) => with_sql(finished, &session),
+            None => (finished, None),
+        }
+    }
+}
+
+/// What a delivery that may have run SQL leaves. That the database failed it is not its failure, whatever it made of it.
+fn with_sql(finished: Finished, session: &GuestSession) -> (Finished, Option<Box<OpenSql>>) {
+    match (session.take(), &finished.outcome) {
+        (Left::Open(sql), Outcome::Done) => (finished, Some(sql)),
+        (Left::Lost, Outcome::Done) | (Left::Failed, _) => {
+            (Finished { outcome: Outcome::HandBack, produced: Vec::new(), ..finished }, None)
+        }
+        _ => (finished, None),
     }
 }
 

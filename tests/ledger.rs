@@ -1,0 +1,133 @@
+//! Exactly-once effects of handlers (T5, T7): the `ledger` example moves units between accounts while its hosts are killed and
+//! frozen and their connections terminated. Every balance is what the events say, and every transfer has one event.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::{
+    PATIENCE, Program, TestDatabase, database,
+    handlers::rounds,
+    hosts::{SHORT_LEASE, number, settled, stats, up},
+    wait_for,
+};
+
+const UNITS: i64 = 1_000_000;
+
+fn streams_toml() -> String {
+    format!(
+        r#"
+[host]
+listen = "127.0.0.1:0"
+{SHORT_LEASE}
+[streams.orders]
+[streams.transfers]
+[groups.ledger]
+stream = "orders"
+handler = "ledger.wasm"
+timeout = "3s"
+retry = {{ max_attempts = 1000, base = "10ms", max = "100ms" }}
+allow = {{ sql = {{ role = "ledger" }}, produce = ["transfers"] }}
+"#
+    )
+}
+
+/// Accounts `a-0` and so on, which share the units.
+async fn open_accounts(database: &TestDatabase, count: i64) {
+    let schema =
+        include_str!("../examples/ledger/accounts.sql").replace("create table account", "create table public.account");
+    let schema = schema.replace("on account to", "on public.account to");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(schema)).execute(&database.pool).await.expect("make the accounts");
+    let sql = "insert into public.account select 'a-' || n, $1 / $2 from generate_series(0, $2 - 1) as n";
+    sqlx::query(sql).bind(UNITS).bind(count).execute(&database.pool).await.expect("open the accounts");
+}
+
+/// Ordered transfers, each from another account to another.
+async fn ask_for(database: &TestDatabase, transfers: i64, accounts: i64) {
+    let sql =
+        "select count(p.id) from generate_series(1, $1) as n, lateral {schema}.produce('orders', jsonb_build_object(
+            'id', n::text, 'from', 'a-' || n % $2, 'to', 'a-' || (n * 7 + 3) % $2, 'units', 1 + n * 37 % 5000),
+        key => 'a-' || n % $2, concurrency => 'ordered') as p";
+    let sql = sqlx::query_scalar::<_, i64>(database.schema.sql(sql)).bind(transfers).bind(accounts);
+    assert_eq!(sql.fetch_one(&database.pool).await.expect("produce"), transfers);
+}
+
+/// Ends connections of hosts in the middle of what they do: those that settle and claim, those of handlers first.
+async fn terminate_some(database: &TestDatabase) {
+    let sql = "select count(pg_terminate_backend(pid)) from (
+            select pid from pg_stat_activity
+            where datname = current_database() and pid <> pg_backend_pid()
+                and query !~ 'pg_stat_activity'
+                and query ~ 'savepoint millstream|guest_sql_|^commit$|discard all|claim_1|settle'
+            order by query !~ 'savepoint millstream|guest_sql_', random() limit 2) as victim";
+    number(database, sql).await;
+}
+
+const EVENTS: &str = "(select convert_from(payload, 'UTF8')::jsonb as event from {schema}.message_log_2) as events";
+
+#[tokio::test]
+async fn every_transfer_counts_once_under_killed_hosts_and_connections() {
+    let (transfers, accounts) = rounds((300, 20), (20_000, 100));
+    let database = database().await;
+    let url = database.url().await;
+    open_accounts(&database, accounts).await;
+    let mut hosts: Vec<Program> = Vec::new();
+    for _ in 0..2 {
+        let mut program = Program::with_examples(&streams_toml());
+        up(&mut program, &url).await;
+        hosts.push(program);
+    }
+    ask_for(&database, transfers, accounts).await;
+    let mut frozen = None;
+    let told = async || number(&database, &format!("select count(*) from {EVENTS}")).await;
+    for quarter in 1..=3 {
+        wait_for("a quarter is done", PATIENCE * rounds(1, 20), async || {
+            terminate_some(&database).await;
+            tokio::time::sleep(Duration::from_millis(100)).await; // else nothing gets done at all
+            told().await >= transfers * quarter / 4
+        })
+        .await;
+        let mut lost = hosts.remove(0);
+        if quarter == 2 {
+            lost.signal(Signal::STOP);
+            frozen = Some(lost);
+        } else {
+            lost.signal(Signal::KILL);
+            lost.ended(PATIENCE).await;
+        }
+        let mut program = Program::with_examples(&streams_toml());
+        up(&mut program, &url).await;
+        hosts.push(program);
+    }
+    wait_for("all is done", PATIENCE * rounds(1, 20), async || told().await >= transfers).await;
+    // What the frozen host still holds comes too late.
+    let frozen: Program = frozen.expect("one was frozen");
+    frozen.signal(Signal::CONT);
+    let is_back = async || stats(&database, &frozen).await["leases_lost"].as_i64().is_some_and(|lost| lost > 0);
+    wait_for("it is back", PATIENCE, is_back).await;
+    hosts.push(frozen);
+    settled(&database).await;
+    let distinct = format!("select count(distinct event->>'transfer') from {EVENTS}");
+    assert_eq!((told().await, number(&database, &distinct).await), (transfers, transfers), "one event a transfer");
+    assert_eq!(number(&database, "select sum(balance)::bigint from public.account").await, UNITS);
+    // Each balance is what the events say.
+    let moved = |side: &str| {
+        format!(
+            "select event->>'{side}' as id, sum((event->>'units')::bigint) as units from {EVENTS} where event->>'state' = 'moved' group by 1"
+        )
+    };
+    let wrong = format!(
+        "select count(*) from public.account a left join ({}) as o using (id) left join ({}) as i using (id)
+        where a.balance <> {UNITS} / {accounts} - coalesce(o.units, 0) + coalesce(i.units, 0)",
+        moved("from"),
+        moved("to")
+    );
+    assert_eq!(number(&database, &wrong).await, 0, "accounts differ from their events");
+    let moves = format!("select count(*) from {EVENTS} where event->>'state' = 'moved'");
+    assert!(number(&database, &moves).await > transfers / 2);
+    assert_eq!(number(&database, "select count(*) from {schema}.dead_letter").await, 0);
+    for mut host in hosts {
+        host.signal(Signal::TERM);
+        assert!(host.ended(PATIENCE).await.success(), "{}", host.stderr());
+    }
+}
