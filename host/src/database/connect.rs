@@ -31,6 +31,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 const ACQUIRE_MAX: Duration = Duration::from_secs(15);
 
 /// How long a handler's SQL may wait for a connection, at most: longer than any delivery's timeout that waits at all.
+#[cfg(feature = "host")]
 const GUESTS_ACQUIRE_MAX: Duration = Duration::from_secs(3600);
 
 /// Longest name in Postgres, in bytes; a longer one would be cut and two schemas could become one.
@@ -232,6 +233,7 @@ fn isolated(connect: &Connect) -> Connect {
 }
 
 /// Ends the transaction that a handler left open, and forgets all that is in the session.
+#[cfg(feature = "host")]
 async fn clean(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     // Refused inside a transaction. A rollback outside of one would be a warning.
     if sqlx::raw_sql("discard all").execute(&mut *connection).await.is_err() {
