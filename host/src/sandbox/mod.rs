@@ -17,7 +17,6 @@ mod imports;
 mod instances;
 mod limiter;
 mod load_error;
-mod long_runs;
 mod outbox;
 mod output;
 mod self_test;
@@ -27,13 +26,13 @@ mod stdio;
 mod ticker;
 mod turns;
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, thread};
 
 use anyhow::{Context, anyhow};
 use tokio::sync::Semaphore;
 use wasmtime::Engine;
 
-use self::{cache::Cache, calls::Client, compile::Compiler, instances::Places, long_runs::LongRuns, ticker::Ticker};
+use self::{cache::Cache, calls::Client, compile::Compiler, instances::Places, ticker::Ticker};
 pub use self::{
     compile::{Compiled, digest},
     file::is_whole,
@@ -80,8 +79,8 @@ pub struct Sandbox {
     compiler: Compiler,
     client: Arc<Client>,
     places: Places,
-    /// Where guests over budget run.
-    long_runs: Arc<LongRuns>,
+    /// One for each core: guests over budget take turns with them.
+    permits: Arc<Semaphore>,
     description: String,
 }
 
@@ -98,8 +97,7 @@ impl Sandbox {
         let built = engine::build(settings.pool_max)?;
         let engine = built.engine;
         let ticker = Ticker::start(engine.weak())?;
-        let long_runs = Arc::new(LongRuns::start()?);
-        self_test::run(&engine, &ticker, &long_runs).await?;
+        self_test::run(&engine, &ticker).await?;
         let linker = imports::linker(&engine).map_err(|error| anyhow!("{error:#}")).context("link the imports")?;
         let compiler = Compiler {
             engine: engine.clone(),
@@ -108,13 +106,14 @@ impl Sandbox {
             file_bytes_max: settings.file_bytes_max,
             threads: Arc::new(Semaphore::new(settings.compile_threads.max(1) as usize)),
         };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
             engine,
             ticker,
             compiler,
             client,
             places: Places::new(built.instances_max),
-            long_runs,
+            permits: Arc::new(Semaphore::new(cores)),
             description: built.description,
         }))
     }

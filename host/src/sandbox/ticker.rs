@@ -35,11 +35,11 @@ pub struct Ticker {
     thread: OnceLock<Thread>,
 }
 
-/// One running guest. The guest's future owns it: whoever waits for the guest may leave before it ends.
+/// One running guest.
 #[derive(Debug)]
-pub struct Running(Arc<Ticker>);
+pub struct Running<'a>(&'a Ticker);
 
-impl Drop for Running {
+impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, SeqCst);
     }
@@ -59,14 +59,14 @@ impl Ticker {
     }
 
     /// Keeps the clock going until the guard is dropped.
-    pub fn run(self: &Arc<Self>) -> Running {
+    pub fn run(&self) -> Running<'_> {
         self.running.fetch_add(1, SeqCst);
         if self.resting.load(SeqCst)
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();
         }
-        Running(self.clone())
+        Running(self)
     }
 
     fn tick(&self, engine: &EngineWeak) {
