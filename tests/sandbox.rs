@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use millstream::{
@@ -210,6 +210,35 @@ async fn spinning_handlers_starve_nobody() {
     for outcome in spinners.join_all().await {
         assert_eq!(outcome, Outcome::HandBack);
     }
+}
+
+/// A handler that honestly computes for long gets on, alone and beside 16 endless loops. How long it takes is printed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_computes_for_long_comes_to_its_end() {
+    let body = format!(
+        "(local $n i32) (loop $next (local.set $n (i32.add (local.get $n) (i32.const 1)))
+         (br_if $next (i32.lt_u (local.get $n) (i32.const {})))) (i32.const 512)",
+        rounds(100_000_000, 2_000_000_000)
+    );
+    let compiled = sandbox().await.load("long", component(&body)).await.unwrap();
+    let long = sandbox().await.handler(compiled, Arc::new(group_settings(|_| {})));
+    let time = async || {
+        let started = Instant::now();
+        let finished = deliver_within(&long, "", Duration::from_secs(600)).await;
+        assert_eq!(finished.outcome, Outcome::Done);
+        started.elapsed()
+    };
+    let alone = time().await;
+    let (spinning, cut) = (Arc::new(flaky(|_| {}).await), CancellationToken::new());
+    let mut spinners = JoinSet::new();
+    for _ in 0..16 {
+        let (spinning, cut) = (spinning.clone(), cut.clone());
+        let spin = Message { timeout: Duration::from_secs(3600), ..message(1, r#"{"do": "spin"}"#) };
+        spinners.spawn(async move { spinning.handle(spin, &cut).await.outcome });
+    }
+    println!("a long computation: {alone:?} alone, {:?} beside 16 endless loops", time().await);
+    cut.cancel();
+    assert!(spinners.join_all().await.iter().all(|outcome| *outcome == Outcome::HandBack));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -72,10 +72,8 @@ async fn every_harm_has_its_class_and_harms_nobody_else() {
 #[tokio::test]
 async fn while_every_slot_spins_the_heartbeat_and_other_groups_go_on() {
     let database = database().await;
-    let worker = "timeout = \"15s\"\nretry = { max_attempts = 1 }\n\n[groups.log]\nstream = \"receipts\"\nhandler = \"hello.wasm\"";
-    // Both cores spin, and Postgres shares them: a lease of 1.5 s would measure the machine.
-    let lease = "lease = \"6s\"\nheartbeat = \"2s\"\ndrain_timeout = \"3s\"";
-    let mut program = Program::with_examples(&playground(lease, worker));
+    let worker = "timeout = \"10s\"\nretry = { max_attempts = 1 }\n\n[groups.log]\nstream = \"receipts\"\nhandler = \"hello.wasm\"";
+    let mut program = Program::with_examples(&playground(SHORT_LEASE, worker));
     up(&mut program, &database.url().await).await;
     let host = stats(&database, &program).await["host"].clone();
     let spinning = tell(&database, json!({"do": "spin"}), 16).await;

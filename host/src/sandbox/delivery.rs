@@ -24,13 +24,14 @@ pub enum Stopped {
 
 /// One instance has one of these for its life; [`Delivery::begin`] makes it ready for the next message.
 ///
-/// Everything is written by the one task that runs the guest, so relaxed atomics suffice.
+/// Everything is written by the one thread that runs the guest just then, and others only look: relaxed atomics suffice.
 #[derive(Debug)]
 pub struct Delivery {
-    /// Base of the two times below.
+    /// Base of the deadline.
     created: Instant,
     deadline_nanos: AtomicU64,
-    turn_began_nanos: AtomicU64,
+    /// How often the guest has looked up in its turn.
+    looks: AtomicU32,
     cut: Mutex<CancellationToken>,
     /// 0: none, 1: timeout, 2: cut.
     stopped: AtomicU8,
@@ -50,7 +51,7 @@ impl Delivery {
         Self {
             created: Instant::now(),
             deadline_nanos: AtomicU64::new(0),
-            turn_began_nanos: AtomicU64::new(0),
+            looks: AtomicU32::new(0),
             cut: Mutex::default(),
             stopped: AtomicU8::new(0),
             over_budget: AtomicBool::new(false),
@@ -79,13 +80,13 @@ impl Delivery {
 
     /// The guest is about to run on this thread.
     pub fn begin_turn(&self) {
-        self.turn_began_nanos.store(self.now(), Relaxed);
+        self.looks.store(0, Relaxed);
         self.slice_ended.store(false, Relaxed);
     }
 
-    /// How long the guest has run since it last waited.
-    pub fn turn_so_far(&self) -> Duration {
-        Duration::from_nanos(self.now().saturating_sub(self.turn_began_nanos.load(Relaxed)))
+    /// The guest looks up; answers for the how manyth time in this turn.
+    pub fn look(&self) -> u32 {
+        self.looks.fetch_add(1, Relaxed) + 1
     }
 
     /// Whether the guest must end now, and why. Called from inside a running guest; the answer is kept.

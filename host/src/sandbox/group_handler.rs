@@ -6,11 +6,12 @@ use std::{
 };
 
 use tokio_util::sync::CancellationToken;
-use wasmtime::{Error, Result};
+use wasmtime::{Engine, Error, Result};
 
 use super::{
     Sandbox,
     bindings::millstream::handler::types as wit,
+    calls::Client,
     compile::Compiled,
     delivery::{Delivery, Stopped},
     failure,
@@ -19,6 +20,7 @@ use super::{
     output::{Output, Writer},
     settings::GroupSettings,
     state,
+    ticker::Running,
     turns::{Ended, take_turns},
 };
 use crate::{
@@ -90,9 +92,15 @@ impl GroupHandler {
         delivery.output().begin(message.id, message.attempt);
         delivery.begin(message.timeout, cut);
 
-        let _running = self.sandbox.ticker.run();
-        let guest = self.run(idle, place, &delivery, message);
-        let ended = take_turns(guest, &delivery, &self.sandbox.permits, cut).await;
+        let guest = Guest {
+            engine: self.sandbox.engine.clone(),
+            client: self.sandbox.client.clone(),
+            compiled: self.compiled.clone(),
+            settings: self.settings.clone(),
+            delivery: delivery.clone(),
+            _running: self.sandbox.ticker.run(),
+        };
+        let ended = take_turns(guest.run(idle, place, message), &delivery, &self.sandbox.long_runs, cut).await;
         let mut finished = self.finished(Outcome::HandBack);
         match ended {
             Ended::Returned(Ran { answer, instance }) => {
@@ -118,17 +126,38 @@ impl GroupHandler {
         finished
     }
 
+    fn new_delivery(&self) -> Delivery {
+        let writer = Writer {
+            group: self.settings.group.clone(),
+            digest: self.compiled.digest.clone(),
+            message_id: 0,
+            attempt: 0,
+        };
+        Delivery::new(Output::new(writer, self.settings.rate.clone(), self.settings.limits.log_bytes))
+    }
+
+    fn finished(&self, outcome: Outcome) -> Finished {
+        Finished { digest: Some(self.compiled.digest.clone()), ..Finished::plain(outcome) }
+    }
+}
+
+/// One guest and all it needs, owned: it may move to other threads, and may outlive by a slice whoever waits for it.
+struct Guest {
+    engine: Engine,
+    client: Arc<Client>,
+    compiled: Arc<Compiled>,
+    settings: Arc<GroupSettings>,
+    delivery: Arc<Delivery>,
+    /// While it runs, the clock ticks.
+    _running: Running,
+}
+
+impl Guest {
     /// The guest's own future. It owns the store, so that dropping it ends everything the guest has.
-    async fn run(
-        &self,
-        idle: Option<Instance>,
-        place: Option<Place>,
-        delivery: &Arc<Delivery>,
-        message: Message,
-    ) -> Ran {
+    async fn run(self, idle: Option<Instance>, place: Option<Place>, message: Message) -> Ran {
         let instance = match (idle, place) {
             (Some(instance), _) => Ok(instance),
-            (None, Some(place)) => self.instantiate(place, delivery).await,
+            (None, Some(place)) => self.instantiate(place).await,
             (None, None) => unreachable!("a delivery has an idle instance or a place for a new one"),
         };
         let mut instance = match instance {
@@ -157,26 +186,12 @@ impl GroupHandler {
         }
     }
 
-    async fn instantiate(&self, place: Place, delivery: &Arc<Delivery>) -> Result<Instance, Error> {
-        let mut store = state::new_store(&self.sandbox.engine, &self.sandbox.client, &self.settings, delivery);
+    async fn instantiate(&self, place: Place) -> Result<Instance, Error> {
+        let mut store = state::new_store(&self.engine, &self.client, &self.settings, &self.delivery);
         state::arm(&mut store);
         let linked = self.compiled.pre.instantiate_async(&mut store).await?;
-        delivery.note_instantiated();
-        Ok(Instance { store, linked, delivery: delivery.clone(), served: 0, _place: place })
-    }
-
-    fn new_delivery(&self) -> Delivery {
-        let writer = Writer {
-            group: self.settings.group.clone(),
-            digest: self.compiled.digest.clone(),
-            message_id: 0,
-            attempt: 0,
-        };
-        Delivery::new(Output::new(writer, self.settings.rate.clone(), self.settings.limits.log_bytes))
-    }
-
-    fn finished(&self, outcome: Outcome) -> Finished {
-        Finished { digest: Some(self.compiled.digest.clone()), ..Finished::plain(outcome) }
+        self.delivery.note_instantiated();
+        Ok(Instance { store, linked, delivery: self.delivery.clone(), served: 0, _place: place })
     }
 }
 

@@ -17,6 +17,7 @@ mod imports;
 mod instances;
 mod limiter;
 mod load_error;
+mod long_runs;
 mod outbox;
 mod output;
 mod self_test;
@@ -26,13 +27,13 @@ mod stdio;
 mod ticker;
 mod turns;
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, thread};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, anyhow};
 use tokio::sync::Semaphore;
 use wasmtime::Engine;
 
-use self::{cache::Cache, calls::Client, compile::Compiler, instances::Places, ticker::Ticker};
+use self::{cache::Cache, calls::Client, compile::Compiler, instances::Places, long_runs::LongRuns, ticker::Ticker};
 pub use self::{
     compile::{Compiled, digest},
     file::is_whole,
@@ -79,8 +80,8 @@ pub struct Sandbox {
     compiler: Compiler,
     client: Arc<Client>,
     places: Places,
-    /// One for each core: guests over budget take turns with them.
-    permits: Arc<Semaphore>,
+    /// Where guests over budget run.
+    long_runs: Arc<LongRuns>,
     description: String,
 }
 
@@ -97,7 +98,8 @@ impl Sandbox {
         let built = engine::build(settings.pool_max)?;
         let engine = built.engine;
         let ticker = Ticker::start(engine.weak())?;
-        self_test::run(&engine, &ticker).await?;
+        let long_runs = Arc::new(LongRuns::start()?);
+        self_test::run(&engine, &ticker, &long_runs).await?;
         let linker = imports::linker(&engine).map_err(|error| anyhow!("{error:#}")).context("link the imports")?;
         let compiler = Compiler {
             engine: engine.clone(),
@@ -106,14 +108,13 @@ impl Sandbox {
             file_bytes_max: settings.file_bytes_max,
             threads: Arc::new(Semaphore::new(settings.compile_threads.max(1) as usize)),
         };
-        let cores = thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
             engine,
             ticker,
             compiler,
             client,
             places: Places::new(built.instances_max),
-            permits: Arc::new(Semaphore::new(cores)),
+            long_runs,
             description: built.description,
         }))
     }

@@ -4,14 +4,14 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{anyhow, bail};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use wasmtime::{Engine, Instance, Module, Store};
 
 use super::{
     delivery::Delivery,
+    long_runs::LongRuns,
     output::{Output, Writer},
-    ticker::Ticker,
+    ticker::{Running, Ticker},
     turns::{Ended, take_turns},
 };
 
@@ -25,12 +25,12 @@ const TIMEOUT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Fails when the built-in loop outlives its timeout. Takes some milliseconds.
-pub async fn run(engine: &Engine, ticker: &Ticker) -> anyhow::Result<()> {
-    let _running = ticker.run();
+pub async fn run(engine: &Engine, ticker: &Arc<Ticker>, long_runs: &Arc<LongRuns>) -> anyhow::Result<()> {
+    let running = ticker.run();
     let writer = Writer { group: "self-test".into(), digest: "".into(), message_id: 0, attempt: 0 };
     let delivery = Arc::new(Delivery::new(Output::new(writer, Arc::default(), 0)));
     delivery.begin(TIMEOUT, &CancellationToken::new());
-    let guest = tokio::spawn(spin(engine.clone(), delivery));
+    let guest = tokio::spawn(spin(engine.clone(), delivery, running, long_runs.clone()));
     match tokio::time::timeout(PATIENCE, guest).await {
         Ok(Ok(true)) => Ok(()),
         Ok(Ok(false)) => bail!("the built-in endless loop returned"),
@@ -40,18 +40,19 @@ pub async fn run(engine: &Engine, ticker: &Ticker) -> anyhow::Result<()> {
 }
 
 /// Whether the loop was ended from outside.
-async fn spin(engine: Engine, delivery: Arc<Delivery>) -> bool {
-    let guest = async {
+async fn spin(engine: Engine, delivery: Arc<Delivery>, running: Running, long_runs: Arc<LongRuns>) -> bool {
+    let clock = delivery.clone();
+    let guest = async move {
+        let _running = running;
         let module = Module::from_binary(&engine, SPIN)?;
-        let mut store = Store::new(&engine, delivery.clone());
+        let mut store = Store::new(&engine, clock);
         store.epoch_deadline_callback(|store| Ok(super::state::look_up(store.data())));
         store.set_epoch_deadline(1);
         let instance = Instance::new_async(&mut store, &module, &[]).await?;
         let spin = instance.get_typed_func::<(), ()>(&mut store, "spin")?;
         spin.call_async(&mut store, ()).await
     };
-    let permits = Arc::new(Semaphore::new(1));
-    match take_turns(guest, &delivery, &permits, &CancellationToken::new()).await {
+    match take_turns(guest, &delivery, &long_runs, &CancellationToken::new()).await {
         Ended::Returned(answer) => answer.is_err() && delivery.stopped().is_some(),
         Ended::Stopped(_) => true,
         Ended::Panicked(_) => false,

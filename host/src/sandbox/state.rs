@@ -16,7 +16,7 @@ use super::{
     output::Source,
     settings::GroupSettings,
     stdio::Stream,
-    turns::SLICE,
+    turns::LOOKS_A_SLICE,
 };
 use crate::handler::Sql;
 
@@ -128,10 +128,39 @@ pub fn look_up(delivery: &Delivery) -> UpdateDeadline {
     if delivery.must_stop().is_some() {
         return UpdateDeadline::Interrupt;
     }
-    if delivery.turn_so_far() < SLICE {
+    if delivery.look() < LOOKS_A_SLICE {
         return UpdateDeadline::Continue(1);
     }
     delivery.end_slice();
     // tokio's own yield: a plain one is polled again before everybody else and starves them.
     UpdateDeadline::YieldCustom(1, Box::pin(yield_now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::sandbox::{
+        output::{Output, Writer},
+        ticker::TICK,
+    };
+
+    /// A system that is busy stops threads for longer than a slice: that is not the guest's doing.
+    #[test]
+    fn a_guest_whose_thread_was_stopped_goes_on_and_one_that_computes_gives_way() {
+        let writer = Writer { group: "g".into(), digest: "".into(), message_id: 1, attempt: 1 };
+        let delivery = Delivery::new(Output::new(writer, Arc::default(), 0));
+        delivery.begin(Duration::from_secs(60), &CancellationToken::new());
+        for _ in 0..3 {
+            delivery.begin_turn();
+            thread::sleep(5 * TICK);
+            assert!(matches!(look_up(&delivery), UpdateDeadline::Continue(1)));
+            assert!(!delivery.is_over_budget());
+        }
+        assert!(matches!(look_up(&delivery), UpdateDeadline::YieldCustom(1, _)));
+        assert!(delivery.is_over_budget());
+    }
 }

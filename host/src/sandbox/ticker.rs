@@ -35,11 +35,11 @@ pub struct Ticker {
     thread: OnceLock<Thread>,
 }
 
-/// One running guest.
+/// One running guest. The guest's future owns it: whoever waits for the guest may leave before it ends.
 #[derive(Debug)]
-pub struct Running<'a>(&'a Ticker);
+pub struct Running(Arc<Ticker>);
 
-impl Drop for Running<'_> {
+impl Drop for Running {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, SeqCst);
     }
@@ -59,14 +59,14 @@ impl Ticker {
     }
 
     /// Keeps the clock going until the guard is dropped.
-    pub fn run(&self) -> Running<'_> {
+    pub fn run(self: &Arc<Self>) -> Running {
         self.running.fetch_add(1, SeqCst);
         if self.resting.load(SeqCst)
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();
         }
-        Running(self)
+        Running(self.clone())
     }
 
     fn tick(&self, engine: &EngineWeak) {
