@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     engine::{Project, done, request, text},
-    keyed::{LIMIT, all_done, failed, keyed, steps, streams},
+    keyed::{LIMIT, all_done, failed, keyed, steps, streams, version},
     wait_for,
 };
 
@@ -64,6 +64,31 @@ async fn l1_a_key_without_a_mode_changes_nothing() {
     stuck.store(false, Relaxed);
     all_done(&project).await;
     host.drain().await;
+}
+
+/// E1, O1, C2. Keys hold wherever their messages stand: each kind in turn, between messages that no key holds up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_keys_hold_between_messages_without_one() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, _, handler) = steps(|_, _| done());
+    let batch: Vec<_> = (0..300)
+        .map(|n| match n % 4 {
+            0 => text(&format!("plain{n}")),
+            1 => keyed("e", Concurrency::Exclusive, &format!("exclusive{n}")),
+            2 => keyed("o", Concurrency::Ordered, &format!("ordered{n}")),
+            _ => version("c", Concurrency::Parallel, &format!("compacted{n}")),
+        })
+        .collect();
+    project.produce("orders", &batch).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    all_done(&project).await;
+    host.drain().await;
+    trace.one_at_a_time("exclusive");
+    trace.one_at_a_time("ordered");
+    let ended = |kind: &str| trace.ended().into_iter().filter(|payload| payload.starts_with(kind)).collect::<Vec<_>>();
+    assert_eq!(ended("ordered"), (2..300).step_by(4).map(|n| format!("ordered{n}")).collect::<Vec<_>>());
+    assert_eq!(ended("compacted"), ["compacted299"]);
+    assert_eq!((ended("exclusive").len(), ended("plain").len()), (75, 75));
 }
 
 /// L4. Keys are bytes: case, accents and lookalikes are other keys, and so is the same key in another group.

@@ -102,8 +102,13 @@ create index cursor_gap_group on {schema}.cursor_gap (group_id);
 create sequence {schema}.claim_id;
 
 -- Hot tables name their group without a foreign key: the check would lock the group's row in every turn.
+--
+-- They are empty whenever nothing waits, and the planner that has seen them so thinks any walk through them cheap. How a
+-- turn looks up some rows among many all the same stands in functions/turn.sql.
+
 -- One row per claimed batch. Invariant: `pending` is what the host has not yet settled; ids leave it exactly once, and
--- a claim id is never used twice.
+-- a claim id is never used twice. No index on the group or the host: a turn would settle through it, and walk through
+-- every dead row that an old snapshot keeps.
 create table {schema}.claim (
     id          bigint primary key,             -- from claim_id
     group_id    integer not null,
@@ -111,8 +116,6 @@ create table {schema}.claim (
     pending     int8multirange not null,
     claimed_at  timestamptz not null default clock_timestamp()
 ) with (fillfactor = 70);
-create index claim_host on {schema}.claim (host_id, group_id);
-create index claim_group on {schema}.claim (group_id);
 
 -- Who has a key, or what it waits for. With `shards`, each lane of a key is a key of its own here.
 --   leased   host_id      that host runs the key's messages, one at a time, and takes further ones into its own queue

@@ -41,6 +41,8 @@ pub struct Pace {
     ended: u32,
     /// How long a turn takes, as of late.
     turn: Duration,
+    /// How long a handler takes, as of late; before the first has ended it is not known.
+    run: Option<Duration>,
 }
 
 /// The rate is measured over this long.
@@ -48,7 +50,7 @@ const WINDOW: Duration = Duration::from_millis(20);
 
 impl Pace {
     pub fn new(slots: u32) -> Self {
-        Self { slots, per_second: 0.0, since: Instant::now(), ended: 0, turn: Duration::ZERO }
+        Self { slots, per_second: 0.0, since: Instant::now(), ended: 0, turn: Duration::ZERO, run: None }
     }
 
     /// Notes that `count` deliveries have ended.
@@ -69,6 +71,16 @@ impl Pace {
         self.turn = if took < self.turn { (self.turn + took) / 2 } else { (self.turn * 3 + took) / 4 };
     }
 
+    /// Notes how long a handler ran.
+    pub fn ran(&mut self, busy: Duration) {
+        self.run = Some(self.run.map_or(busy, |run| (run * 7 + busy) / 8));
+    }
+
+    /// How much work to hold, in time.
+    fn ahead(&self) -> Duration {
+        (self.turn * 2).clamp(AHEAD, AHEAD_MAX)
+    }
+
     /// How many messages to hold at most, running ones included.
     #[expect(
         clippy::cast_possible_truncation,
@@ -76,8 +88,7 @@ impl Pace {
         reason = "a rate is finite and not negative; `as` saturates"
     )]
     pub fn held_max(&self) -> u32 {
-        let ahead = (self.turn * 2).clamp(AHEAD, AHEAD_MAX);
-        let ahead = (self.per_second * ahead.as_secs_f64()) as u32;
+        let ahead = (self.per_second * self.ahead().as_secs_f64()) as u32;
         (self.slots + ahead).min(HELD_MAX.max(self.slots))
     }
 
@@ -88,9 +99,12 @@ impl Pace {
         if self.per_second >= BUSY { KEEP_KEYS_BUSY } else { KEEP_KEYS }
     }
 
-    /// How many messages of one key a turn may bring: what one slot can run in the time between turns.
+    /// How many messages of one key a turn may bring: what one slot can run in the time between turns. By how long handlers
+    /// run and not by how many end: a key alone that was brought too few would end no more, and never be brought more.
     pub fn lane_max(&self) -> u32 {
-        (self.held_max() - self.slots).clamp(1, LANE_MAX)
+        let Some(run) = self.run else { return 1 };
+        let fit = self.ahead().as_micros() / run.as_micros().max(1);
+        u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, LANE_MAX)
     }
 
     /// Whether a turn is worth its price when `room` messages could be claimed.
@@ -137,6 +151,18 @@ mod tests {
         assert!((780..=816).contains(&pace.held_max()), "{}", pace.held_max());
         (0..20).for_each(|_| pace.turned(Duration::from_secs(60)));
         assert_eq!(pace.held_max(), HELD_MAX);
+    }
+
+    #[test]
+    fn a_key_is_brought_what_one_slot_can_run_between_turns() {
+        let mut pace = Pace::new(16);
+        assert_eq!(pace.lane_max(), 1, "nothing is known yet");
+        pace.ran(Duration::from_millis(10));
+        assert_eq!(pace.lane_max(), 5);
+        (0..40).for_each(|_| pace.ran(Duration::from_micros(20)));
+        assert_eq!(pace.lane_max(), LANE_MAX, "however few end");
+        (0..40).for_each(|_| pace.ran(Duration::from_secs(2)));
+        assert_eq!(pace.lane_max(), 1);
     }
 
     #[test]

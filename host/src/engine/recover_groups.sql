@@ -1,4 +1,4 @@
--- Groups in which a host holds something. Called by engine::recover; claim_host, exception_host, message_key_lease_host.
+-- Groups in which a host holds something. Called by engine::recover; claim, exception_host, message_key_lease_host.
 select g.id, g.stream_id, g.policy from {schema}.consumer_group g
 where g.id in (
     select group_id from {schema}.claim where host_id = $1

@@ -1,7 +1,7 @@
 -- Everything that is known of one message ($2) in one group ($1), as one JSON object. $3 transactions that produce just
 -- now, then the group's filter ($4 to $7), and how many messages before it are counted at most ($8).
 -- Called by engine::why after bounded_read.sql. A bounded number of rows whatever the sizes: message_log, cursor,
--- exception, compaction_head and message_key_lease primary keys, dead_letter_once, claim_group, cursor_gap_group.
+-- exception, compaction_head and message_key_lease primary keys, dead_letter_once, claim, cursor_gap_group.
 select to_jsonb(known) from (
     select c.claimed, c.begins_after, c.replay_upto, {schema}.log_floor_{stream_id}() as floor, ahead.count as ahead,
         coalesce(pg_sequence_last_value('{schema_text}.message_log_{stream_id}_id'::regclass), 0) as last_id,

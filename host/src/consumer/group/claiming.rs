@@ -161,6 +161,7 @@ impl Group {
         let keyed = ended.keyed.clone();
         if let Some(busy) = ended.busy {
             counters.hot_keys.note(keyed.as_ref(), busy);
+            self.pace.ran(busy);
         }
         let verdict = self.memory.ended(ended, &self.setting.group.policy.retry);
         match &verdict {

@@ -19,7 +19,8 @@
 --
 -- With a filter, up to 1000 rows are looked at in a turn, so that a group that wants few messages passes the others fast.
 --
--- Indexes: exception_due. The log is only read through functions/log.sql, which touches few partitions.
+-- Most turns find no gap, no filter, no key and no hole: they only look how far the log goes, and read that far.
+-- Indexes: claim and cursor primary keys, exception_due. The log is only read through functions/log.sql, which touches few partitions.
 --
 -- Rows: the first has source 0 and tells how the turn went (note, settled, ran, frontier); the others are messages,
 -- source 1 from the log under claim_id, source 2 from exception.
@@ -90,10 +91,14 @@ declare
     v_prepared boolean;                         -- one of them is a prepared transaction
     v_want integer;                             -- fresh messages at most, of the log
     v_scan integer;                             -- rows to look at
+    v_is_filtered boolean;
     v_held_keys text[] := p_idle_keys;          -- keys that are to be let go if they get nothing
     v_held_lanes smallint[] := p_idle_lanes;
     v_exceptions bigint[] := '{}';              -- exceptions this turn takes
-    v_is_all boolean;                           -- every id up to the frontier is taken
+    v_has_gaps boolean;
+    v_partition text;                           -- of the log, where the cursor stands; null: the long way
+    v_upto bigint;                              -- the end of what follows the cursor without a hole
+    v_is_plain boolean;                         -- every id up to there is taken, and no key matters
     v_run bigint[];                             -- messages of the log this turn takes
     v_late bigint[];                            -- those of them that lie in gaps
     v_keyed_ids bigint[];                       -- fresh messages with a key mode, or compacted
@@ -129,9 +134,14 @@ begin
     end if;
     if p_ran_claims <> '{}' then
         with gone as (
-            delete from {schema}.exception e using unnest(p_ran_claims, p_ran_ids) as r (claim_id, message_id)
-            where e.group_id = p_group and e.message_id = r.message_id and e.claim_id = r.claim_id and e.host_id = p_host
-            returning e.message_id
+            delete from {schema}.exception
+            where host_id = p_host and ctid = any (array(
+                select e.at from unnest(p_ran_claims, p_ran_ids) as r (claim_id, message_id)
+                cross join lateral (
+                    select ctid, claim_id from {schema}.exception where group_id = p_group and message_id = r.message_id offset 0
+                ) as e (at, claim_id)
+                where e.claim_id = r.claim_id))
+            returning message_id
         )
         select coalesce(array_agg(message_id), '{}') into v_ran from gone;
     end if;
@@ -188,16 +198,29 @@ begin
 
     select claimed, replay_upto into v_cursor, v_replay_upto from {schema}.cursor where group_id = p_group;
     v_frontier := v_cursor;
-    if v_want > 0 then
-        if exists (select from {schema}.cursor_gap where group_id = p_group) then
+    v_has_gaps := v_want > 0 and exists (select from {schema}.cursor_gap where group_id = p_group);
+    v_is_filtered := coalesce(p_routing_keys, p_keys, p_not_keys) is not null or p_headers is not null;
+    if v_want > 0 and not v_has_gaps and not v_is_filtered then
+        v_partition := {schema}.log_partition_{stream_id}(v_cursor + 1);
+    end if;
+    if v_partition is not null then             -- what most turns find, and the long way below would find as well
+        select upto, is_plain and (bytes <= p_want_bytes or upto = v_cursor + 1) into v_upto, v_is_plain
+        from {schema}.log_prefix_{stream_id}(v_partition, v_cursor, v_want, p_override);
+    end if;
+    if v_is_plain then
+        v_frontier := v_upto;
+        update {schema}.cursor set claimed = v_frontier where group_id = p_group;
+        insert into {schema}.claim (id, group_id, host_id, pending)
+        values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
+    elsif v_want > 0 then
+        if v_has_gaps then
             select coalesce(array_agg(virtualtransaction), '{}'), coalesce(bool_or(virtualtransaction like '-1/%'), false)
             into v_live, v_prepared
             from pg_locks
             where locktype = 'advisory' and classid = {lock_class} and objid = {stream_id} and objsubid = 2 and granted
                 and database = (select oid from pg_database where datname = current_database());
         end if;
-        v_scan := case when p_routing_keys is null and p_keys is null and p_not_keys is null and p_headers is null then v_want
-            else greatest(v_want, 1000) end;
+        v_scan := case when v_is_filtered then greatest(v_want, 1000) else v_want end;
 
         with head as materialized (             -- what stands after the cursor, without payloads
             select * from (
@@ -294,14 +317,13 @@ begin
             select p_group, id, 'delayed', deliver_after, message_key from taken where is_plain and not is_due
             on conflict (group_id, message_id) do nothing -- it was redriven as well
         )
-        -- All, and no hole: what a later statement sees in between may be more.
-        select (select id from reach), (select id from reach) - v_cursor = count(*) filter (where is_plain and is_due),
+        select (select id from reach),
             array_agg(id) filter (where is_plain and is_due), array_agg(id) filter (where is_late),
             array_agg(id) filter (where not is_plain), array_agg(message_key) filter (where not is_plain),
             array_agg(lane) filter (where not is_plain), array_agg(mode) filter (where not is_plain),
             array_agg(compacted) filter (where not is_plain),
             array_agg(case when not is_due then deliver_after end) filter (where not is_plain)
-        into v_frontier, v_is_all, v_run, v_late, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes, v_keyed_compacted, v_keyed_due
+        into v_frontier, v_run, v_late, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes, v_keyed_compacted, v_keyed_due
         from taken;
 
         if v_keyed_ids is not null then
@@ -328,7 +350,8 @@ begin
                 where compacted and id in (select unnest(v_keyed_run))
                 union
                 select message_key from {schema}.exception
-                where group_id = p_group and message_id = any (v_exceptions) and compaction_rank is not null
+                where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_exceptions) as at))
+                    and compaction_rank is not null
             ) as k
             where s.group_id = p_group and s.message_key = k.message_key
             returning s.message_key, s.versions
@@ -336,16 +359,17 @@ begin
         select array_agg(message_key), array_agg(versions) into v_skip_keys, v_skip_versions from gone;
     end if;
 
-    if v_is_all and v_late is null and v_run is not null then
-        return query
-        select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
-            m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
-            0, false, m.id <= v_replay_upto, 'parallel', m.lane, 0::bigint, null::bigint
-        from {schema}.log_between_{stream_id}(v_cursor, v_frontier) m;
+    if v_is_plain then
+        return query execute format(
+            'select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, $1, id, message_key, compaction_rank,
+                routing_key, headers::text, content_type, payload, (date_part(''epoch'', created_at) * 1000)::bigint,
+                0, false, id <= $2, ''parallel'', lane, 0::bigint, null::bigint
+            from {schema_format}.%I where id > $3 and id <= $4 order by id', v_partition)
+        using v_claim, v_replay_upto, v_cursor, v_frontier;
     elsif v_run is not null then
         return query
         select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
-            m.routing_key, m.headers::text, m.content_type, m.payload, (extract(epoch from m.created_at) * 1000)::bigint,
+            m.routing_key, m.headers::text, m.content_type, m.payload, (date_part('epoch', m.created_at) * 1000)::bigint,
             0, false, m.id <= v_replay_upto, least(m.concurrency, p_override)::text, m.lane, coalesce(s.versions, 0), case
                 when p_marks_gaps and m.concurrency = 'ordered' then {schema}.gap_since(p_group, m.message_key, m.lane, m.id) end
         from (
@@ -361,7 +385,7 @@ begin
     if v_exceptions <> '{}' then
         return query
         with due as materialized (              -- each with its message, from the log or from its dead letter's copy
-            select e.message_id, e.message_key, e.failures, e.dead_letter_id, e.replay, e.concurrency, e.lane, e.skipped, e.last_digest,
+            select e.ctid as at, e.message_id, e.message_key, e.failures, e.dead_letter_id, e.replay, e.concurrency, e.lane, e.skipped, e.last_digest,
                 l.id is not null or d.id is not null as is_there, coalesce(l.compaction_rank, d.compaction_rank) as compaction_rank,
                 coalesce(l.routing_key, d.routing_key) as routing_key, coalesce(l.headers, d.headers) as headers,
                 coalesce(l.content_type, d.content_type) as content_type, coalesce(l.payload, d.payload) as payload,
@@ -369,11 +393,10 @@ begin
             from {schema}.exception e
             left join {schema}.log_rows_{stream_id}(v_exceptions) l on l.id = e.message_id
             left join {schema}.dead_letter d on d.id = e.dead_letter_id
-            where e.group_id = p_group and e.message_id = any (v_exceptions)
+            where e.ctid = any (array(select at from {schema}.exceptions_at(p_group, v_exceptions) as at))
         ),
         vanished as (                           -- somebody removed the message by hand: it ends, and says so
-            delete from {schema}.exception e using due
-            where e.group_id = p_group and e.message_id = due.message_id and not due.is_there
+            delete from {schema}.exception where ctid = any (array(select at from due where not is_there))
         ),
         dead as (
             insert into {schema}.dead_letter (group_id, stream_id, message_id, attempts, class, error, digest, message_key,
@@ -401,7 +424,7 @@ begin
             select * from unnest(v_held_keys, v_held_lanes) as k (message_key, lane)
             except
             select message_key, lane from {schema}.exception
-            where group_id = p_group and message_id = any (v_exceptions) and message_key is not null
+            where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_exceptions) as at)) and message_key is not null
             except
             select message_key, lane from unnest(v_keyed_ids, v_keyed_keys, v_keyed_lanes) as f (id, message_key, lane)
             where id in (select unnest(v_keyed_run))

@@ -27,6 +27,7 @@ as $$
 declare
     v_taken bigint[];
     v_lost bigint[];
+    v_waits bigint[];                           -- first of their keys, and not due
 begin
     with queue as materialized (
         select e.*, e.failures > 0 or e.compaction_rank is not null as is_alone,
@@ -34,13 +35,16 @@ begin
             (e.compaction_rank is not null and e.message_id <> (
                 select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = e.message_key)) is true as is_lost
         from unnest(p_keys, p_lanes) as k (message_key, lane)
-        join {schema}.message_key_lease l
-            on l.group_id = p_group and l.message_key = k.message_key and l.lane = k.lane and l.host_id = p_host and l.paused_at is null
+        cross join lateral (
+            select host_id, paused_at from {schema}.message_key_lease
+            where group_id = p_group and message_key = k.message_key and lane = k.lane offset 0
+        ) as l
         cross join lateral (
             select message_id, message_key, lane, due_at, failures, compaction_rank from {schema}.exception
             where group_id = p_group and message_key = k.message_key and lane = k.lane and state = 'deferred'
             order by message_id limit p_lane_max + 1
         ) as e
+        where l.host_id = p_host and l.paused_at is null
     ),
     live as materialized (
         select *, row_number() over line as place,
@@ -54,35 +58,36 @@ begin
         ) as l
         where not is_behind and place <= p_lane_max
         order by place, message_id limit p_want
-    ),
-    waits as (                                  -- only an ordered one is deferred with a time
-        update {schema}.exception e set state = 'delayed'
-        from live l where l.place = 1 and not l.is_due and e.group_id = p_group and e.message_id = l.message_id
-    ),
-    blocked as (
-        update {schema}.message_key_lease k set host_id = null, blocked_by = l.message_id, changed_at = clock_timestamp()
-        from live l
-        where l.place = 1 and not l.is_due and k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane
     )
-    select (select array_agg(message_id order by place, message_id) from taken), (select array_agg(message_id) from queue where is_lost) into v_taken, v_lost;
+    select (select array_agg(message_id order by place, message_id) from taken), (select array_agg(message_id) from queue where is_lost),
+        (select array_agg(message_id) from live where place = 1 and not is_due)
+    into v_taken, v_lost, v_waits;
+    if v_waits is not null then                 -- only an ordered one is deferred with a time
+        with waits as (
+            update {schema}.exception set state = 'delayed'
+            where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_waits) as at))
+            returning message_id, message_key, lane
+        )
+        update {schema}.message_key_lease l set host_id = null, blocked_by = w.message_id, changed_at = clock_timestamp()
+        from waits w where l.group_id = p_group and l.message_key = w.message_key and l.lane = w.lane;
+    end if;
     if v_lost is not null then
         perform {schema}.pass_over(p_group, v_lost);
     end if;
     if v_taken is null then
         return '{}';
     end if;
-    with fits as materialized (                 -- the size of a payload is known without reading it
-        select message_id from (
-            select t.message_id, t.n, sum(coalesce(octet_length(l.payload), 0)) over (order by t.n) as bytes
-            from unnest(v_taken) with ordinality as t (message_id, n)
-            left join {schema}.log_rows_{stream_id}(v_taken) l on l.id = t.message_id
-        ) as sized
-        where n = 1 or bytes <= p_want_bytes
-    ),
-    running as (
-        update {schema}.exception e set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
-        from fits f where e.group_id = p_group and e.message_id = f.message_id
-        returning e.message_id
+    select array_agg(message_id) into v_taken   -- the size of a payload is known without reading it
+    from (
+        select t.message_id, t.n, sum(coalesce(octet_length(l.payload), 0)) over (order by t.n) as bytes
+        from unnest(v_taken) with ordinality as t (message_id, n)
+        left join {schema}.log_rows_{stream_id}(v_taken) l on l.id = t.message_id
+    ) as sized
+    where n = 1 or bytes <= p_want_bytes;
+    with running as (
+        update {schema}.exception set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
+        where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_taken) as at))
+        returning message_id
     )
     select array_agg(message_id) into v_taken from running;
     return coalesce(v_taken, '{}');
@@ -114,48 +119,44 @@ begin
     if v_keyed then
         select array_agg(e.message_id) into v_lost
         from {schema}.exception e
-        where e.group_id = p_group and e.message_id = any (v_due) and e.compaction_rank is not null and e.message_id <> (
+        where e.ctid = any (array(select at from {schema}.exceptions_at(p_group, v_due) as at)) and e.compaction_rank is not null and e.message_id <> (
             select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = e.message_key);
         if v_lost is not null then
             perform {schema}.pass_over(p_group, v_lost);
         end if;
         with due as materialized (
-            select e.message_id, e.message_key, e.lane, l.message_key is not null as is_leased,
-                l.blocked_by is not distinct from e.message_id and l.paused_at is null as is_head,
+            select e.ctid as at, l.at as lease_at, e.message_id, e.message_key, e.lane, l.message_key is not null as is_leased,
+                l.blocked_by, l.blocked_by is not distinct from e.message_id and l.paused_at is null as is_head,
                 row_number() over (partition by e.message_key, e.lane order by e.message_id) as place
             from {schema}.exception e
             left join lateral (
-                select * from {schema}.message_key_lease
-                where group_id = p_group and message_key = e.message_key and lane = e.lane
+                select ctid as at, message_key, blocked_by, paused_at from {schema}.message_key_lease
+                where group_id = p_group and message_key = e.message_key and lane = e.lane offset 0
             ) as l on true
-            where e.group_id = p_group and e.message_id = any (v_due) and e.concurrency <> 'parallel'
+            where e.ctid = any (array(select at from {schema}.exceptions_at(p_group, v_due) as at)) and e.concurrency <> 'parallel'
         ),
         leased as (
             insert into {schema}.message_key_lease (group_id, message_key, lane, host_id)
             select p_group, message_key, lane, p_host from due where not is_leased and place = 1
         ),
         taken_over as (
-            update {schema}.message_key_lease l set host_id = p_host, blocked_by = null, changed_at = clock_timestamp()
-            from due d where d.is_leased and d.is_head and l.group_id = p_group and l.message_key = d.message_key and l.lane = d.lane
+            update {schema}.message_key_lease set host_id = p_host, blocked_by = null, changed_at = clock_timestamp()
+            where ctid = any (array(select lease_at from due where is_head))
         ),
         unblocked as (                          -- a paused key: its head waits with the others
-            update {schema}.message_key_lease l set blocked_by = null, changed_at = clock_timestamp()
-            from due d
-            where l.group_id = p_group and l.message_key = d.message_key and l.lane = d.lane and l.blocked_by = d.message_id
-                and not d.is_head
+            update {schema}.message_key_lease set blocked_by = null, changed_at = clock_timestamp()
+            where ctid = any (array(select lease_at from due where blocked_by = message_id and not is_head))
         ),
         deferred as (
-            update {schema}.exception e set state = 'deferred', due_at = null
-            from due d
-            where e.group_id = p_group and e.message_id = d.message_id
-                and case when d.is_leased then not d.is_head else d.place > 1 end
-            returning e.message_id
+            update {schema}.exception set state = 'deferred', due_at = null
+            where ctid = any (array(select at from due where case when is_leased then not is_head else place > 1 end))
+            returning message_id
         )
         select array_agg(message_id) into v_deferred from deferred;
     end if;
     with taken as (
         update {schema}.exception e set state = 'running', due_at = null, host_id = p_host, claim_id = p_claim
-        where e.group_id = p_group and e.message_id = any (v_due) and e.state in ('waiting', 'delayed')
+        where e.ctid = any (array(select at from {schema}.exceptions_at(p_group, v_due) as at)) and e.state in ('waiting', 'delayed')
         returning e.message_id
     )
     select coalesce(array_agg(message_id), '{}') into v_due from taken;
@@ -202,15 +203,18 @@ begin
         end if;
         -- A settle that blocks its key with an older version, and has not seen the newer one, ends first.
         perform from {schema}.message_key_lease l
-        where l.group_id = p_group and l.message_key in (
-            select f.message_key from unnest(p_keys, p_compacted) as f (message_key, compacted) where f.compacted)
+        where l.ctid = any (array(
+            select at from unnest(p_keys, p_lanes, p_compacted) as f (message_key, lane, compacted)
+            cross join lateral {schema}.leases_at(p_group, array[f.message_key], array[f.lane]) as at where f.compacted))
         order by l.message_key, l.lane for update of l;
         -- A newer version replaces the one that is deferred, and unblocks a key that waits for an older one.
         perform {schema}.pass_over(p_group, array_agg(e.message_id))
         from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)
-        join {schema}.exception e on e.group_id = p_group and e.message_key = f.message_key and e.state = 'deferred'
-            and e.compaction_rank is not null
-        where f.compacted and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
+        cross join lateral (
+            select message_id, compaction_rank from {schema}.exception
+            where group_id = p_group and message_key = f.message_key and state = 'deferred' offset 0
+        ) as e
+        where f.compacted and e.compaction_rank is not null and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
         perform {schema}.unblock_lost_{stream_id}(p_group, array_agg(f.message_key))
         from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)
         where f.compacted and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
@@ -228,11 +232,11 @@ begin
     -- How the key stands is looked up with its first message, and told to the others by windows: a join of the two would be
     -- a nested loop over all pairs, since nobody can estimate how many there are.
     first as materialized (
-        select l.*, k.is_leased, k.rests, k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes))
+        select l.*, k.is_leased, k.lease_at, k.rests, k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes))
             as is_ours
         from line l
         left join lateral (
-            select true as is_leased, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
+            select true as is_leased, k.ctid as lease_at, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
                     select from {schema}.exception e
                     where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')
                 as is_ours
@@ -251,8 +255,7 @@ begin
         ) as f
     ),
     buried as (                                 -- what is deferred behind a resting key dies
-        update {schema}.message_key_lease k set buries = true
-        from first f where f.rests and k.group_id = p_group and k.message_key = f.message_key and k.lane = f.lane
+        update {schema}.message_key_lease set buries = true where ctid = any (array(select lease_at from first where rests))
     ),
     leased as (
         insert into {schema}.message_key_lease (group_id, message_key, lane, host_id, blocked_by)
@@ -287,17 +290,20 @@ declare
     v_lost bigint[];
 begin
     with blocked as materialized (
-        select l.message_key, l.lane, l.blocked_by
-        from {schema}.message_key_lease l
+        select l.at, l.blocked_by
+        from (select distinct message_key from unnest(p_keys) as k (message_key)) as k
+        cross join lateral (
+            select ctid as at, message_key, blocked_by from {schema}.message_key_lease
+            where group_id = p_group and message_key = k.message_key offset 0
+        ) as l
         left join {schema}.exception e on e.group_id = p_group and e.message_id = l.blocked_by
         left join {schema}.dead_letter d on d.group_id = p_group and d.message_id = l.blocked_by
-        where l.group_id = p_group and l.message_key = any (p_keys) and l.blocked_by is not null
-            and coalesce(e.compaction_rank, d.compaction_rank) is not null
+        where l.blocked_by is not null and coalesce(e.compaction_rank, d.compaction_rank) is not null
             and l.blocked_by <> (select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = l.message_key)
     ),
     ready as (
-        update {schema}.message_key_lease l set blocked_by = null, changed_at = clock_timestamp()
-        from blocked b where l.group_id = p_group and l.message_key = b.message_key and l.lane = b.lane
+        update {schema}.message_key_lease set blocked_by = null, changed_at = clock_timestamp()
+        where ctid = any (array(select at from blocked))
     )
     select array_agg(blocked_by) into v_lost from blocked;
     if v_lost is not null then
@@ -334,7 +340,8 @@ begin
         return;
     end if;
     with gone as (
-        delete from {schema}.exception where group_id = p_group and message_id = any (v_dying) returning *
+        delete from {schema}.exception
+        where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_dying) as at)) returning *
     )
     insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, message_key, lane, concurrency,
         compaction_rank, routing_key, headers, content_type, payload, produced_at)

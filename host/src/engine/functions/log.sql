@@ -38,6 +38,45 @@ begin
 end
 $$;
 
+-- The partition that an id belongs to. Null: it is not there yet, or no longer, whoever removed it.
+create or replace function {schema}.log_partition_{stream_id}(p_id bigint) returns text
+language sql stable
+as $$
+    select table_name from {schema}.log_partition
+    where stream_id = {stream_id} and lower_id <= p_id and upper_id > p_id and detached_at is null
+        and to_regclass(format('{schema_format}.%I', table_name)) is not null
+$$;
+
+-- How far the log goes on after a position without a hole, at most p_want messages, in one of its partitions: what most
+-- turns look for. Null: nothing is visible there, or a hole comes first. Index: message_log primary key.
+create or replace function {schema}.log_prefix_{stream_id}(
+    p_partition text, p_after bigint, p_want integer, p_override {schema}.concurrency
+) returns table (upto bigint, bytes bigint, is_plain boolean)
+language plpgsql stable rows 1
+as $$
+declare
+    v_upto bigint := p_after + p_want;
+    v_rows bigint;
+begin
+    for try in 1..2 loop
+        execute format(
+            'select max(id), count(*), sum(octet_length(payload)), bool_and((concurrency = ''parallel'' or $3 is not distinct from ''parallel'')
+                and compaction_rank is null and deliver_after is null)
+            from {schema_format}.%I where id > $1 and id <= $2', p_partition)
+        into upto, v_rows, bytes, is_plain using p_after, v_upto, p_override;
+        if v_rows = upto - p_after then         -- no hole
+            return next;
+            return;
+        end if;
+        exit when upto is null;
+        execute format('select max(id) from (select id, row_number() over (order by id) as n from {schema_format}.%I
+            where id > $1 and id <= $2) as m where id = $1 + n', p_partition)
+        into v_upto using p_after, upto;
+        exit when v_upto is null;
+    end loop;
+end
+$$;
+
 -- All rows after one position up to another. Index: message_log primary key.
 create or replace function {schema}.log_between_{stream_id}(p_after bigint, p_upto bigint)
 returns setof {schema}.message_log_{stream_id}

@@ -104,8 +104,7 @@ begin
     if p_idempotency_keys is null then
         select array_agg(o order by o) into v_ordinals from generate_series(1::bigint, cardinality(p_payloads)) as o;
     else
-        select array_agg({schema}.idempotency_uuid(once) order by ordinal) into v_uuids
-        from unnest(p_idempotency_keys) with ordinality as m(once, ordinal);
+        v_uuids := {schema}.idempotency_uuids(p_idempotency_keys);
         select ordinals, ids into v_ordinals, v_ids
         from {schema}.claim_idempotency_{stream_id}(p_payloads, p_keys, p_asked_ranks, p_idempotency_keys, v_uuids,
             clock_timestamp() - p_ttl_ms * interval '1 ms', not v_is_ordered);
@@ -159,10 +158,11 @@ begin
     end if;
 
     return query
-    select m.ordinal::integer, coalesce(n.id, k.message_id), n.id is null, coalesce(n.id = any (v_lost), false)
+    select m.ordinal::integer,
+        coalesce(n.id, (select k.message_id from {schema}.idempotency_key_{stream_id} k where k.key = m.uuid)),  -- read for duplicates only
+        n.id is null, coalesce(n.id = any (v_lost), false)
     from unnest(p_payloads, v_uuids) with ordinality as m(payload, uuid, ordinal)
     left join unnest(v_ordinals, v_ids) as n(ordinal, id) on n.ordinal = m.ordinal
-    left join {schema}.idempotency_key_{stream_id} k on k.key = m.uuid and n.id is null
     order by m.ordinal;
 end
 $$;

@@ -15,6 +15,28 @@ as $$
         null::bigint, null::integer, null::boolean, null::boolean, null, null::smallint, null::bigint, null::bigint
 $$;
 
+-- Where exceptions stand, by their messages, for a change of just these. Each is looked up by itself through the primary
+-- key, and the change names places (`ctid = any (...)`): no plan of it can walk through all that a group has. A join can,
+-- from the table's side, and does when the planner has seen the table empty, as it often is, and keeps its plan: 72 ms a
+-- turn behind 40,000 deferred messages, instead of 4.
+create or replace function {schema}.exceptions_at(p_group integer, p_messages bigint[]) returns setof tid
+language sql stable rows 100
+as $$
+    select e.at from unnest(p_messages) as m (id)
+    cross join lateral (select ctid from {schema}.exception where group_id = p_group and message_id = m.id offset 0) as e (at)
+$$;
+
+-- The same for leases, by key and lane.
+create or replace function {schema}.leases_at(p_group integer, p_keys text[], p_lanes smallint[]) returns setof tid
+language sql stable rows 100
+as $$
+    select l.at from unnest(p_keys, p_lanes) as k (message_key, lane)
+    cross join lateral (
+        select ctid from {schema}.message_key_lease
+        where group_id = p_group and message_key = k.message_key and lane = k.lane offset 0
+    ) as l (at)
+$$;
+
 -- Takes messages out of their claims. Answers the claims that still were the host's with all these messages pending; of the
 -- others nothing was settled: a settle done twice changes nothing. The claims are locked first, in order: two settles of
 -- one claim at once then see each other's work, and cannot deadlock. Index: claim primary key.
@@ -55,19 +77,18 @@ language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = for
 as $$
 begin
     with idle as materialized (
-        select l.message_key, l.lane, l.paused_at is not null or exists (
-            select from {schema}.exception e
-            where e.group_id = p_group and e.message_key = k.message_key and e.lane = k.lane and e.state = 'deferred') as stays
-        from unnest(p_keys, p_lanes) as k (message_key, lane)
-        join {schema}.message_key_lease l on l.group_id = p_group and l.message_key = k.message_key and l.lane = k.lane
-        where l.host_id = p_host
+        select l.ctid as at, l.paused_at is not null or (  -- not EXISTS, which may be answered from a list of all keys
+            select true from {schema}.exception e
+            where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred' limit 1
+        ) is not null as stays
+        from {schema}.message_key_lease l
+        where l.ctid = any (array(select at from {schema}.leases_at(p_group, p_keys, p_lanes) as at)) and l.host_id = p_host
     ),
     ready as (
-        update {schema}.message_key_lease l set host_id = null, changed_at = clock_timestamp()
-        from idle i where i.stays and l.group_id = p_group and l.message_key = i.message_key and l.lane = i.lane
+        update {schema}.message_key_lease set host_id = null, changed_at = clock_timestamp()
+        where ctid = any (array(select at from idle where stays))
     )
-    delete from {schema}.message_key_lease l
-    using idle i where not i.stays and l.group_id = p_group and l.message_key = i.message_key and l.lane = i.lane;
+    delete from {schema}.message_key_lease where ctid = any (array(select at from idle where not stays));
 end
 $$;
 
@@ -78,16 +99,21 @@ language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = for
 as $$
 begin
     with gone as (
-        delete from {schema}.exception where group_id = p_group and message_id = any (p_messages)
+        delete from {schema}.exception
+        where ctid = any (array(select at from {schema}.exceptions_at(p_group, p_messages) as at))
         returning message_id, message_key, lane, skipped, dead_letter_id
     ),
     forgotten as (
         delete from {schema}.dead_letter d using gone g where d.id = g.dead_letter_id and d.group_id = p_group
     ),
     ready as (
-        update {schema}.message_key_lease l set blocked_by = null, changed_at = clock_timestamp()
-        from gone g
-        where l.group_id = p_group and l.message_key = g.message_key and l.lane = g.lane and l.blocked_by = g.message_id
+        update {schema}.message_key_lease set blocked_by = null, changed_at = clock_timestamp()
+        where ctid = any (array(
+            select l.at from gone g cross join lateral (
+                select ctid, blocked_by from {schema}.message_key_lease
+                where group_id = p_group and message_key = g.message_key and lane = g.lane offset 0
+            ) as l (at, blocked_by)
+            where l.blocked_by = g.message_id))
     )
     insert into {schema}.skipped_versions as s (group_id, message_key, versions)
     select p_group, message_key, sum(skipped + 1) from gone group by message_key
