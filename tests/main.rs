@@ -62,6 +62,8 @@ mod consume;
 
 mod client;
 
+mod client_commit;
+
 mod maintenance;
 
 mod retention;
@@ -109,6 +111,8 @@ mod guest_sql;
 mod guest_sql_attacks;
 
 mod ledger;
+
+mod lost_replies;
 
 mod keys;
 
