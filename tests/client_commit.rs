@@ -118,7 +118,9 @@ async fn all_who_share_a_lost_commit_are_told() {
         let mut tasks = JoinSet::new();
         for number in 0..COUNT {
             let orders = orders.clone();
-            tasks.spawn(async move { orders.produce("x", once(&format!("{round}.{number}"))).await.map_err(|e| (number, e)) });
+            tasks.spawn(async move {
+                orders.produce("x", once(&format!("{round}.{number}"))).await.map_err(|e| (number, e))
+            });
         }
         let mut unknown = Vec::new();
         while let Some(told) = timeout(LIMIT, tasks.join_next()).await.expect("everybody is told") {

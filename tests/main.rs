@@ -58,6 +58,8 @@ mod up_secrets;
 
 mod relay_email;
 
+mod side_effects;
+
 mod consume;
 
 mod client;
