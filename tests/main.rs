@@ -86,6 +86,10 @@ mod produce;
 
 mod produce_from;
 
+mod invariants;
+
+mod open_transaction;
+
 mod gap_rule;
 
 mod extending;

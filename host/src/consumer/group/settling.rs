@@ -13,8 +13,11 @@ use tokio::{
 
 use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane};
 use crate::{
-    database::{Database, DatabaseError, Reaction, reaction},
-    engine::{GroupHandle, HostId, LeavesKey, Settled, Settlement, Verdict, settle, settle_with_sql, verdict},
+    database::{Database, DatabaseError},
+    engine::{
+        GroupHandle, HostId, LeavesKey, Patience, Settled, Settlement, Verdict, settle, settle_alone, settle_with_sql,
+        verdict,
+    },
     handler::{Concurrency, Outcome},
 };
 
@@ -24,17 +27,48 @@ const BATCH_MAX: usize = 250;
 /// Most transactions that one group settles in at the same time, when deliveries are settled one by one.
 const SOLO_MAX: usize = 4;
 
+/// Most of them that wait for another producer's lock: they take turns, so that each has a connection only now and then.
+const BLOCKED_MAX: usize = 2;
+
 /// Settles that run beside the group's loop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Solo {
     tasks: JoinSet<(Settlement, Result<Settled, DatabaseError>)>,
-    places: Arc<Semaphore>,
+    places: Arc<Places>,
     ended: Vec<(Settlement, Result<Settled, DatabaseError>)>,
 }
 
-impl Default for Solo {
+/// What keeps settles that run beside the loop from taking all connections.
+#[derive(Debug)]
+struct Places {
+    free: Semaphore,
+    /// Apart, so that what another producer's open transaction holds up is in nobody's way, however much of it there is.
+    blocked: Semaphore,
+}
+
+impl Default for Places {
     fn default() -> Self {
-        Self { tasks: JoinSet::new(), places: Arc::new(Semaphore::new(SOLO_MAX)), ended: Vec::new() }
+        Self { free: Semaphore::new(SOLO_MAX), blocked: Semaphore::new(BLOCKED_MAX) }
+    }
+}
+
+impl Places {
+    async fn settle(
+        &self,
+        database: &Database,
+        host: HostId,
+        group: &GroupHandle,
+        one: &Settlement,
+    ) -> Result<Settled, DatabaseError> {
+        let take = async |places| Semaphore::acquire(places).await.expect("it is never closed");
+        let place = take(&self.free).await;
+        let mut result = settle_alone(database, host, group, one, Patience::Brief).await;
+        drop(place);
+        while result.as_ref().is_err_and(|error| has_sqlstate(error, &[LOCK_NOT_AVAILABLE])) {
+            let _place = take(&self.blocked).await;
+            result = settle_alone(database, host, group, one, Patience::Long).await;
+        }
+        result
     }
 }
 
@@ -71,10 +105,7 @@ impl Solo {
                     }
                     result
                 }
-                None => {
-                    let _place = places.acquire().await.expect("it is never closed");
-                    settle(&database, host, &group, std::slice::from_ref(&one)).await
-                }
+                None => places.settle(&database, host, &group, &one).await,
             };
             (one, result)
         });
@@ -293,11 +324,14 @@ fn without_effects(one: Settlement) -> Settlement {
     Settlement { verdict, produced: Vec::new(), ..one }
 }
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+const DEADLOCK: &str = "40P01";
+
 /// Another producer holds a lock that a shared transaction does not wait for, or a deadlock was resolved against us.
 fn is_blocked(error: &DatabaseError) -> bool {
-    reaction(error) == Reaction::Busy
-        && error
-            .as_database_error()
-            .and_then(|error| error.code())
-            .is_some_and(|code| matches!(&*code, "55P03" | "40P01"))
+    has_sqlstate(error, &[LOCK_NOT_AVAILABLE, DEADLOCK])
+}
+
+fn has_sqlstate(error: &DatabaseError, sqlstates: &[&str]) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| sqlstates.contains(&&*code))
 }
