@@ -56,6 +56,8 @@ mod up_verbs;
 
 mod up_secrets;
 
+mod no_leaks;
+
 mod relay_email;
 
 mod side_effects;
