@@ -10,6 +10,7 @@ use tokio::{
     sync::Semaphore,
     task::{JoinError, JoinSet},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane};
 use crate::{
@@ -44,11 +45,14 @@ struct Places {
     free: Semaphore,
     /// Apart, so that what another producer's open transaction holds up is in nobody's way, however much of it there is.
     blocked: Semaphore,
+    /// Those that are blocked end unsettled: a comparison waits until no settle is under way, and must not wait for others'
+    /// transactions.
+    aside: CancellationToken,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Self { free: Semaphore::new(SOLO_MAX), blocked: Semaphore::new(BLOCKED_MAX) }
+        Self { free: Semaphore::new(SOLO_MAX), blocked: Semaphore::new(BLOCKED_MAX), aside: CancellationToken::new() }
     }
 }
 
@@ -65,7 +69,8 @@ impl Places {
         let mut result = settle_alone(database, host, group, one, Patience::Brief).await;
         drop(place);
         while result.as_ref().is_err_and(|error| has_sqlstate(error, &[LOCK_NOT_AVAILABLE])) {
-            let _place = take(&self.blocked).await;
+            let place = self.aside.run_until_cancelled(take(&self.blocked)).await;
+            let Some(_place) = place else { break };
             result = settle_alone(database, host, group, one, Patience::Long).await;
         }
         result
@@ -93,7 +98,15 @@ impl Solo {
         }
     }
 
+    /// Lets those that wait for other producers end, so that soon none is left.
+    pub fn stand_aside(&self) {
+        self.places.aside.cancel();
+    }
+
     fn start(&mut self, database: &Database, host: HostId, group: &GroupHandle, mut one: Settlement) {
+        if self.places.aside.is_cancelled() {
+            self.places = Arc::default();
+        }
         let (database, group, places) = (database.clone(), group.clone(), Arc::clone(&self.places));
         self.tasks.spawn(async move {
             let result = match one.sql.take() {
@@ -222,6 +235,8 @@ impl Group {
                 Ok(Settled::SqlRefused(reason)) => {
                     self.refuse(one, &format!("its SQL was refused at the end of its transaction: {reason}"));
                 }
+                // It stood aside for a comparison, and the database is well.
+                Err(error) if has_sqlstate(&error, &[LOCK_NOT_AVAILABLE]) => self.memory.put_back(vec![one]),
                 Err(error) => {
                     self.memory.put_back(vec![one]);
                     self.back_off("settle a delivery by itself", &error);
