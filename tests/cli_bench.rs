@@ -15,7 +15,7 @@ async fn every_scenario_has_its_figures_and_leaves_nothing_behind() {
     assert!(answer.stderr.contains("sandbox: pool of ") && answer.stderr.contains(" cores "), "{}", answer.stderr);
     let figures: Value = serde_json::from_str(&answer.stdout).expect("JSON");
     let figures = figures.as_array().expect("a list");
-    for scenario in ["produce", "coalesce", "consume", "both", "latency"] {
+    for scenario in ["produce", "coalesce", "consume", "keys", "effects", "both", "latency"] {
         let ours: Vec<_> = figures.iter().filter(|figure| figure["scenario"] == scenario).collect();
         assert!(ours.iter().all(|figure| figure["value"].as_f64() > Some(0.0)), "{scenario}: {ours:?}");
         let has = |field: &str| ours.iter().any(|figure| figure[field].as_f64() > Some(0.0));
@@ -28,6 +28,12 @@ async fn every_scenario_has_its_figures_and_leaves_nothing_behind() {
         let named = |figure: &Value| figure["what"].as_str().is_some_and(|what| what.contains(instance));
         assert!(figures.iter().any(named), "{instance}: {figures:?}");
     }
+    for effect in ["no effects", "outbox message", "SQL statement"] {
+        let named = |figure: &Value| figure["what"].as_str().is_some_and(|what| what.contains(effect));
+        assert!(figures.iter().any(named), "{effect}: {figures:?}");
+    }
+    let roles = "select count(*) from pg_roles where rolname like 'millstream_bench%'";
+    assert_eq!(verbs.project.number(roles).await, 0, "its role is dropped");
     let left = "select count(*) from pg_namespace where nspname like 'millstream_bench%'";
     assert_eq!(verbs.project.number(left).await, 0, "its schema is dropped");
     verbs.refused(&["bench", "--handler", "nowhere.wasm"], 1, &["read nowhere.wasm", "make handlers"]);

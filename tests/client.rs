@@ -130,7 +130,7 @@ async fn every_refusal_has_a_kind_of_its_own_and_stores_nothing() {
     assert!(error.contains("127.0.0.1:1") && !error.contains("s3cret"), "{error}");
 }
 
-/// I1 to I6 in the path of single produces, which the reference leaves for keyed ones: the first id, the stream as scope, a
+/// I1, I2, I3, I4, I6 in the path of single produces, which the reference leaves for keyed ones: the first id, the stream as scope, a
 /// conflict instead of silence; and in a batch only the duplicates are dropped.
 #[tokio::test]
 async fn i1_i3_i4_i6_duplicates_answer_the_first_id() {

@@ -7,7 +7,7 @@ use std::{
 
 use millstream::{
     engine::{self, Left, Settled, Settlement, Verdict},
-    handler::{Handler, SqlError, SqlValue, SqlWants},
+    handler::{Handler, NewMessage, SqlError, SqlValue, SqlWants},
 };
 
 use crate::support::{
@@ -166,16 +166,22 @@ async fn a_hundred_deliveries_cut_in_the_middle_do_not_exhaust_the_connections()
     assert_eq!(desk.number("select sum(i) from public.t").await, 3);
 }
 
-/// T7: of a delivery that is no longer ours nothing is written, its SQL included.
+/// T7: of a delivery that is no longer ours nothing is written, neither its SQL nor what it produced.
 #[tokio::test]
-async fn a_fenced_delivery_leaves_no_trace_of_its_sql() {
+async fn t7_a_fenced_delivery_leaves_no_trace_of_its_sql_and_outbox() {
     let desk = Desk::new().await;
     desk.as_role("create table public.t (i integer)").await;
     let fenced = desk.delivery();
     assert_eq!(fenced.execute("insert into t values (1)", &[]).await, Ok(1));
     let Left::Open(sql) = fenced.session.take() else { panic!("no transaction is open") };
     let token = engine::Token { claim: engine::ClaimId(987_654), source: engine::Source::Log };
-    let one = Settlement::plain(token, 1, Verdict::Done);
+    let receipt = |key: Option<&str>| NewMessage {
+        stream: "receipts".into(),
+        idempotency_key: key.map(str::to_owned),
+        ..crate::support::engine::text("receipt")
+    };
+    let produced = vec![receipt(None), receipt(Some("once"))];
+    let one = Settlement { produced, ..Settlement::plain(token, 1, Verdict::Done) };
     let settled = engine::settle_with_sql(desk.host, &desk.group, &one, sql).await.unwrap();
     assert!(matches!(settled, Settled::Committed { ref fenced, .. } if fenced.len() == 1), "{settled:?}");
     let late = desk.delivery();
@@ -185,6 +191,9 @@ async fn a_fenced_delivery_leaves_no_trace_of_its_sql() {
     let settled = engine::settle_with_sql(desk.host, &desk.group, &one, sql).await.unwrap();
     assert!(matches!(settled, Settled::LeaseLost), "{settled:?}");
     assert_eq!(desk.number("select count(*) from public.t").await, 0);
+    let left =
+        "select (select count(*) from {schema}.message_log_2) + (select count(*) from {schema}.idempotency_key_2)";
+    assert_eq!(desk.project.number(left).await, 0);
 }
 
 /// A backend that is terminated takes the transaction with it, and the delivery is not to blame.

@@ -1,5 +1,6 @@
 //! Exactly-once effects of handlers (T5, T7): the `ledger` example moves units between accounts while its hosts are killed and
-//! frozen and their connections terminated. Every balance is what the events say, and every transfer has one event.
+//! frozen, their connections are terminated, and replies to their COMMITs are lost. Every balance is what the events say,
+//! and every transfer has one event.
 
 use std::time::Duration;
 
@@ -9,10 +10,13 @@ use crate::support::{
     PATIENCE, Program, TestDatabase, database,
     handlers::rounds,
     hosts::{SHORT_LEASE, number, settled, stats, up},
+    proxy::{Fate, Proxy},
     wait_for,
 };
 
 const UNITS: i64 = 1_000_000;
+
+const ACCOUNTS: i64 = 100;
 
 fn streams_toml() -> String {
     format!(
@@ -33,22 +37,22 @@ allow = {{ sql = {{ role = "ledger" }}, produce = ["transfers"] }}
 }
 
 /// Accounts `a-0` and so on, which share the units.
-async fn open_accounts(database: &TestDatabase, count: i64) {
+async fn open_accounts(database: &TestDatabase) {
     let schema =
         include_str!("../examples/ledger/accounts.sql").replace("create table account", "create table public.account");
     let schema = schema.replace("on account to", "on public.account to");
     sqlx::raw_sql(sqlx::AssertSqlSafe(schema)).execute(&database.pool).await.expect("make the accounts");
     let sql = "insert into public.account select 'a-' || n, $1 / $2 from generate_series(0, $2 - 1) as n";
-    sqlx::query(sql).bind(UNITS).bind(count).execute(&database.pool).await.expect("open the accounts");
+    sqlx::query(sql).bind(UNITS).bind(ACCOUNTS).execute(&database.pool).await.expect("open the accounts");
 }
 
 /// Ordered transfers, each from another account to another.
-async fn ask_for(database: &TestDatabase, transfers: i64, accounts: i64) {
+async fn ask_for(database: &TestDatabase, transfers: i64) {
     let sql =
         "select count(p.id) from generate_series(1, $1) as n, lateral {schema}.produce('orders', jsonb_build_object(
             'id', n::text, 'from', 'a-' || n % $2, 'to', 'a-' || (n * 7 + 3) % $2, 'units', 1 + n * 37 % 5000),
         key => 'a-' || n % $2, concurrency => 'ordered') as p";
-    let sql = sqlx::query_scalar::<_, i64>(database.schema.sql(sql)).bind(transfers).bind(accounts);
+    let sql = sqlx::query_scalar::<_, i64>(database.schema.sql(sql)).bind(transfers).bind(ACCOUNTS);
     assert_eq!(sql.fetch_one(&database.pool).await.expect("produce"), transfers);
 }
 
@@ -63,21 +67,37 @@ async fn terminate_some(database: &TestDatabase) {
     number(database, sql).await;
 }
 
+/// Of so many COMMITs one is done and its reply lost, one is hung up on, and one never arrives.
+const COMMITS: usize = 30;
+
+fn fate(commit: usize) -> Fate {
+    match commit % COMMITS {
+        7 => Fate::ReplyLost,
+        17 => Fate::HungUp,
+        27 => Fate::RequestLost,
+        _ => Fate::Answered,
+    }
+}
+
+/// A host behind the proxy, ready to work. What is lost while it starts, it would say and end.
+async fn host(proxy: &Proxy) -> Program {
+    let mut program = Program::with_examples(&streams_toml());
+    proxy.cease();
+    up(&mut program, proxy.url()).await;
+    proxy.begin();
+    program
+}
+
 const EVENTS: &str = "(select convert_from(payload, 'UTF8')::jsonb as event from {schema}.message_log_2) as events";
 
 #[tokio::test]
-async fn every_transfer_counts_once_under_killed_hosts_and_connections() {
-    let (transfers, accounts) = rounds((300, 20), (20_000, 100));
+async fn t5_t7_every_transfer_counts_once_under_killed_hosts_and_lost_connections_and_replies() {
+    let transfers = rounds(400, 20_000);
     let database = database().await;
-    let url = database.url().await;
-    open_accounts(&database, accounts).await;
-    let mut hosts: Vec<Program> = Vec::new();
-    for _ in 0..2 {
-        let mut program = Program::with_examples(&streams_toml());
-        up(&mut program, &url).await;
-        hosts.push(program);
-    }
-    ask_for(&database, transfers, accounts).await;
+    let proxy = Proxy::of_commits(&database.url().await, fate);
+    open_accounts(&database).await;
+    let mut hosts = vec![host(&proxy).await, host(&proxy).await];
+    ask_for(&database, transfers).await;
     let mut frozen = None;
     let told = async || number(&database, &format!("select count(*) from {EVENTS}")).await;
     for quarter in 1..=3 {
@@ -95,11 +115,11 @@ async fn every_transfer_counts_once_under_killed_hosts_and_connections() {
             lost.signal(Signal::KILL);
             lost.ended(PATIENCE).await;
         }
-        let mut program = Program::with_examples(&streams_toml());
-        up(&mut program, &url).await;
-        hosts.push(program);
+        hosts.push(host(&proxy).await);
     }
     wait_for("all is done", PATIENCE * rounds(1, 20), async || told().await >= transfers).await;
+    proxy.cease();
+    assert!(proxy.lost() >= 10, "{} replies were lost", proxy.lost());
     // What the frozen host still holds comes too late.
     let frozen: Program = frozen.expect("one was frozen");
     frozen.signal(Signal::CONT);
@@ -118,7 +138,7 @@ async fn every_transfer_counts_once_under_killed_hosts_and_connections() {
     };
     let wrong = format!(
         "select count(*) from public.account a left join ({}) as o using (id) left join ({}) as i using (id)
-        where a.balance <> {UNITS} / {accounts} - coalesce(o.units, 0) + coalesce(i.units, 0)",
+        where a.balance <> {UNITS} / {ACCOUNTS} - coalesce(o.units, 0) + coalesce(i.units, 0)",
         moved("from"),
         moved("to")
     );

@@ -56,11 +56,17 @@ mod up_verbs;
 
 mod up_secrets;
 
+mod no_leaks;
+
 mod relay_email;
+
+mod side_effects;
 
 mod consume;
 
 mod client;
+
+mod client_commit;
 
 mod maintenance;
 
@@ -81,6 +87,10 @@ mod deploy;
 mod produce;
 
 mod produce_from;
+
+mod invariants;
+
+mod open_transaction;
 
 mod gap_rule;
 
@@ -109,6 +119,8 @@ mod guest_sql;
 mod guest_sql_attacks;
 
 mod ledger;
+
+mod lost_replies;
 
 mod keys;
 

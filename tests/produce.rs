@@ -83,7 +83,7 @@ async fn once(connection: &mut PgConnection, project: &Project, arguments: &str)
     (row.get(0), row.get(1))
 }
 
-/// I1 to I7 at both edges of the window, which is moved instead of waited for.
+/// I1, I2, I3, I4, at both edges of the window, which is moved instead of waited for.
 #[tokio::test]
 async fn a_repeated_idempotency_key_answers_the_first_id_within_its_window() {
     let project = Project::declare(STREAMS).await;
@@ -223,7 +223,7 @@ async fn everything_that_is_given_is_stored_as_it_is() {
     }
 }
 
-/// T1 to T3: the messages are the transaction's, over several streams, in statement order.
+/// T1, T2, T3: the messages are the transaction's, over several streams, in statement order.
 #[tokio::test]
 async fn a_rolled_back_produce_leaves_nothing_also_to_a_savepoint() {
     let project = Project::declare(STREAMS).await;

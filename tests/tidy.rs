@@ -231,3 +231,28 @@ fn every_test_file_is_part_of_the_test_program() {
     }
     check("test files that are never run", problems);
 }
+
+/// Invariants of idempotent and transactional produce: each is named by the comment, or by the name, of a test of it.
+#[test]
+fn every_invariant_of_produce_is_named_by_a_test() {
+    let names: Vec<String> = (1..=10).map(|n| format!("I{n}")).chain((1..=7).map(|n| format!("T{n}"))).collect();
+    let tests = sources("rs")
+        .into_iter()
+        .filter(|source| source.path.starts_with("tests") && !source.path.ends_with("tidy.rs"));
+    let tests: Vec<String> = tests.map(|source| source.text).collect();
+    let problems = names.iter().filter(|name| !tests.iter().any(|text| is_named_by_a_test(text, name)));
+    check("invariants without a test", problems.cloned().collect());
+}
+
+/// In the lines above a `fn` that are its comment, right above a test's attribute, or in its name.
+fn is_named_by_a_test(text: &str, name: &str) -> bool {
+    let is_word = |line: &str| line.split(|c: char| !c.is_alphanumeric()).any(|word| word == name);
+    let in_name = |line: &str| line.split(['_', ' ', '(']).any(|word| word.eq_ignore_ascii_case(name));
+    let lines: Vec<&str> = text.lines().collect();
+    let is_test = |line: &&str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+    let tests = lines.iter().enumerate().filter(|(_, line)| is_test(line));
+    tests.into_iter().any(|(at, _)| {
+        let comment = lines[..at].iter().rev().take_while(|line| line.starts_with("///"));
+        comment.into_iter().any(|line| is_word(line)) || lines.get(at + 1).is_some_and(|line| in_name(line))
+    })
+}

@@ -5,6 +5,7 @@ use std::{
     fs::{self, DirBuilder, File},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use millstream::database::embedded::{Options, Server};
@@ -12,6 +13,9 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::OnceCell;
 
 static CLUSTER: OnceCell<Server> = OnceCell::const_new();
+
+/// Longer than the start of a run takes from its folder to its lock.
+const STARTING: Duration = Duration::from_secs(60);
 
 /// The cluster of this run.
 pub async fn cluster() -> &'static Server {
@@ -49,6 +53,8 @@ fn remove_leftovers() {
 }
 
 fn is_over(run: &Path) -> bool {
-    let Ok(lock) = File::open(run.join("postgres.lock")) else { return true };
+    // Without a lock it may be about to start.
+    let age = || fs::metadata(run).and_then(|data| data.modified()).ok()?.elapsed().ok();
+    let Ok(lock) = File::open(run.join("postgres.lock")) else { return age().is_some_and(|age| age > STARTING) };
     flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
 }

@@ -22,6 +22,8 @@ mod logs;
 
 mod program;
 
+pub mod proxy;
+
 pub mod verbs;
 
 mod wait;

@@ -136,7 +136,7 @@ pub use seek::{Seeked, preview_seek, seek};
 #[cfg(feature = "host")]
 pub use seek_key::{KeySeeked, preview_seek_key, seek_key};
 #[cfg(feature = "host")]
-pub use settle::{LeavesKey, Settled, Settlement, settle, settle_with_sql};
+pub use settle::{LeavesKey, Patience, Settled, Settlement, settle, settle_alone, settle_with_sql};
 #[cfg(feature = "host")]
 pub use verdict::{Verdict, verdict};
 #[cfg(feature = "host")]

@@ -112,9 +112,25 @@ pub enum Settled {
     SqlRefused(String),
 }
 
-/// How long a transaction that several deliveries share waits for another producer's lock. What is blocked leaves for
-/// a transaction of its own.
-const SHARED_LOCK_TIMEOUT: &str = "set local lock_timeout = '20ms'";
+/// How long a settle waits for the lock of another producer, which may keep its transaction open for hours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// For a transaction that several deliveries share, and for the first try of one alone. What is blocked leaves.
+    Brief,
+    /// For one that is known to be blocked: long enough to keep its place in the queue for the lock for a while.
+    Long,
+    Endless,
+}
+
+impl Patience {
+    fn set(self) -> Option<&'static str> {
+        match self {
+            Self::Brief => Some("set local lock_timeout = '20ms'"),
+            Self::Long => Some("set local lock_timeout = '250ms'"),
+            Self::Endless => None,
+        }
+    }
+}
 
 /// Settles a batch in one transaction. Locks of other producers are only waited for briefly, but by one that settles alone.
 ///
@@ -126,8 +142,31 @@ pub async fn settle(
     group: &GroupHandle,
     batch: &[Settlement],
 ) -> Result<Settled, sqlx::Error> {
+    let patience = if batch.len() > 1 { Patience::Brief } else { Patience::Endless };
+    settle_within(database, host, group, batch, patience).await
+}
+
+/// [`settle`] for one delivery, which does not wait for another producer's lock any longer than this: while it waits it has
+/// a connection. The error then says that a lock was not available.
+pub async fn settle_alone(
+    database: &Database,
+    host: HostId,
+    group: &GroupHandle,
+    one: &Settlement,
+    patience: Patience,
+) -> Result<Settled, sqlx::Error> {
+    settle_within(database, host, group, std::slice::from_ref(one), patience).await
+}
+
+async fn settle_within(
+    database: &Database,
+    host: HostId,
+    group: &GroupHandle,
+    batch: &[Settlement],
+    patience: Patience,
+) -> Result<Settled, sqlx::Error> {
     let mut tx = database.begin().await?;
-    let settled = Work { database, tx: &mut tx, host, group, batch }.run().await?;
+    let settled = Work { database, tx: &mut tx, host, group, batch, patience }.run().await?;
     if settled.is_to_commit(batch) {
         tx.commit().await?;
     }
@@ -154,7 +193,8 @@ pub async fn settle_with_sql(
     }
     let database = sql.database();
     let batch = std::slice::from_ref(one);
-    let settled = Work { database: &database, tx: sql.connection(), host, group, batch }.run().await?;
+    let patience = Patience::Endless; // what its handler has done is in this transaction, and lost with it
+    let settled = Work { database: &database, tx: sql.connection(), host, group, batch, patience }.run().await?;
     if settled.is_to_commit(batch) {
         sql.commit().await?;
     } else {
@@ -184,6 +224,7 @@ struct Work<'a> {
     host: HostId,
     group: &'a GroupHandle,
     batch: &'a [Settlement],
+    patience: Patience,
 }
 
 impl Work<'_> {
@@ -385,8 +426,10 @@ impl Work<'_> {
                 streams.entry(message.stream.as_str()).or_default().push(NewEntry { message, deliver_after: None });
             }
         }
-        if batch.len() > 1 && batch.iter().any(Settlement::may_wait) {
-            sqlx::query(SHARED_LOCK_TIMEOUT).execute(&mut *self.tx).await?;
+        if let Some(set) = self.patience.set()
+            && batch.iter().any(Settlement::may_wait)
+        {
+            sqlx::query(set).execute(&mut *self.tx).await?;
         }
         for (stream, entries) in &streams {
             for entries in entries.chunks(BATCH_MAX) {

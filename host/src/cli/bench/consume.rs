@@ -43,9 +43,10 @@ fn as_it_is(_: usize, message: NewMessage) -> NewMessage {
 pub struct Consumed {
     pub rate: f64,
     /// Messages a second of the bare SELECT over the same log.
-    floor: f64,
-    wal_bytes: f64,
-    statements: f64,
+    pub floor: f64,
+    /// These two for each message.
+    pub wal_bytes: f64,
+    pub statements: f64,
 }
 
 impl Consumed {
@@ -86,14 +87,8 @@ pub async fn consume(
     message: impl Fn(usize, NewMessage) -> NewMessage,
 ) -> Result<Consumed> {
     let (config, group) = stage.group(name, instance.unwrap_or(Instance::Fresh)).await?;
-    let payloads = bench.payloads(BATCH);
-    let batches = (bench.messages as usize).div_ceil(BATCH);
-    for number in 0..batches {
-        let numbered = payloads.iter().cloned().enumerate();
-        let batch: Vec<_> = numbered.map(|(index, payload)| message(number * BATCH + index, plain(payload))).collect();
-        stage.produce(name, &batch).await?;
-    }
-    let messages = (batches * BATCH) as f64;
+    let count = backlog(stage, bench, name, (bench.messages as usize).div_ceil(BATCH), message).await?;
+    let messages = count as f64;
     floor::read(&stage.database, group.stream_id).await?; // both sides find the log in memory
     let started = Instant::now();
     let read = floor::read(&stage.database, group.stream_id).await?;
@@ -107,7 +102,7 @@ pub async fn consume(
     let started = Instant::now();
     let host = stage.host(&config, &group, handler).await?;
     let counters = host.counters.group(name);
-    while done(&counters.done) < (batches * BATCH) as u64 {
+    while done(&counters.done) < count as u64 {
         ensure!(started.elapsed() < LIMIT, "the backlog is not consumed within {} s", LIMIT.as_secs());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -117,6 +112,23 @@ pub async fn consume(
     let statements = (stage.database.statements.load(Relaxed) - statements) as f64 / messages;
     host.consumer.drain().await;
     Ok(Consumed { rate: messages / elapsed.as_secs_f64(), floor, wal_bytes, statements })
+}
+
+/// Produces so many batches of what `message` makes of numbered messages; answers the number of messages.
+pub async fn backlog(
+    stage: &Stage,
+    bench: &Bench,
+    stream: &str,
+    batches: usize,
+    message: impl Fn(usize, NewMessage) -> NewMessage,
+) -> Result<usize> {
+    let payloads = bench.payloads(BATCH);
+    for number in 0..batches {
+        let numbered = payloads.iter().cloned().enumerate();
+        let batch: Vec<_> = numbered.map(|(index, payload)| message(number * BATCH + index, plain(payload))).collect();
+        stage.produce(stream, &batch).await?;
+    }
+    Ok(batches * BATCH)
 }
 
 fn done(counter: &AtomicU64) -> u64 {

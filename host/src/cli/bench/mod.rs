@@ -7,6 +7,8 @@ mod coalesce;
 
 mod consume;
 
+mod effects;
+
 mod keys;
 
 mod latency;
@@ -53,6 +55,8 @@ pub enum Scenario {
     Consume,
     /// A backlog with 1,000 keys, parallel, exclusive and ordered, and one ordered key alone
     Keys,
+    /// A backlog whose deliveries each produce a message, or run a statement, against one without effects
+    Effects,
     /// Producing and consuming at once
     Both,
     /// From produce to the handler's start at 1,000 messages a second
@@ -109,6 +113,9 @@ impl Bench {
         }
         if wants(Scenario::Keys) {
             figures.extend(keys::measure(stage, self).await?);
+        }
+        if wants(Scenario::Effects) {
+            figures.extend(effects::measure(stage, self).await?);
         }
         if wants(Scenario::Both) {
             figures.extend(both::measure(stage, self).await?);

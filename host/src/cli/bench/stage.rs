@@ -69,11 +69,16 @@ impl Stage {
 
     /// A new stream with a group, both called `name`.
     pub async fn group(&self, name: &str, instance: Instance) -> Result<(Config, GroupHandle)> {
+        self.group_with(name, |config| config.groups.values_mut().for_each(|group| group.instance = instance)).await
+    }
+
+    /// The same, declared as `edit` leaves it.
+    pub async fn group_with(&self, name: &str, edit: impl FnOnce(&mut Config)) -> Result<(Config, GroupHandle)> {
         let text = include_str!("bench.toml")
             .replace("bench]", &format!("{name}]"))
             .replace("\"bench\"", &format!("\"{name}\""));
         let mut config = config::parse(&text, Path::new("bench.toml"), &|_| None)?;
-        config.groups.get_mut(name).context("find the bench's group")?.instance = instance;
+        edit(&mut config);
         engine::apply(&self.database, &config).await?;
         let groups = engine::load_groups(&self.database).await?;
         let group = groups.into_iter().find(|group| &*group.name == name).context("find the bench's group")?;

@@ -12,6 +12,7 @@ impl Group {
             return step;
         }
         if !self.solo.is_empty() {
+            self.solo.stand_aside();
             return Step::Rest; // a settle of its own is under way: neither side is still
         }
         let (database, group) = (self.setting.database.clone(), self.setting.group.clone());

@@ -10,11 +10,15 @@ use tokio::{
     sync::Semaphore,
     task::{JoinError, JoinSet},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane};
 use crate::{
-    database::{Database, DatabaseError, Reaction, reaction},
-    engine::{GroupHandle, HostId, LeavesKey, Settled, Settlement, Verdict, settle, settle_with_sql, verdict},
+    database::{Database, DatabaseError},
+    engine::{
+        GroupHandle, HostId, LeavesKey, Patience, Settled, Settlement, Verdict, settle, settle_alone, settle_with_sql,
+        verdict,
+    },
     handler::{Concurrency, Outcome},
 };
 
@@ -24,17 +28,52 @@ const BATCH_MAX: usize = 250;
 /// Most transactions that one group settles in at the same time, when deliveries are settled one by one.
 const SOLO_MAX: usize = 4;
 
+/// Most of them that wait for another producer's lock: they take turns, so that each has a connection only now and then.
+const BLOCKED_MAX: usize = 2;
+
 /// Settles that run beside the group's loop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Solo {
     tasks: JoinSet<(Settlement, Result<Settled, DatabaseError>)>,
-    places: Arc<Semaphore>,
+    places: Arc<Places>,
     ended: Vec<(Settlement, Result<Settled, DatabaseError>)>,
 }
 
-impl Default for Solo {
+/// What keeps settles that run beside the loop from taking all connections.
+#[derive(Debug)]
+struct Places {
+    free: Semaphore,
+    /// Apart, so that what another producer's open transaction holds up is in nobody's way, however much of it there is.
+    blocked: Semaphore,
+    /// Those that are blocked end unsettled: a comparison waits until no settle is under way, and must not wait for others'
+    /// transactions.
+    aside: CancellationToken,
+}
+
+impl Default for Places {
     fn default() -> Self {
-        Self { tasks: JoinSet::new(), places: Arc::new(Semaphore::new(SOLO_MAX)), ended: Vec::new() }
+        Self { free: Semaphore::new(SOLO_MAX), blocked: Semaphore::new(BLOCKED_MAX), aside: CancellationToken::new() }
+    }
+}
+
+impl Places {
+    async fn settle(
+        &self,
+        database: &Database,
+        host: HostId,
+        group: &GroupHandle,
+        one: &Settlement,
+    ) -> Result<Settled, DatabaseError> {
+        let take = async |places| Semaphore::acquire(places).await.expect("it is never closed");
+        let place = take(&self.free).await;
+        let mut result = settle_alone(database, host, group, one, Patience::Brief).await;
+        drop(place);
+        while result.as_ref().is_err_and(|error| has_sqlstate(error, &[LOCK_NOT_AVAILABLE])) {
+            let place = self.aside.run_until_cancelled(take(&self.blocked)).await;
+            let Some(_place) = place else { break };
+            result = settle_alone(database, host, group, one, Patience::Long).await;
+        }
+        result
     }
 }
 
@@ -59,7 +98,15 @@ impl Solo {
         }
     }
 
+    /// Lets those that wait for other producers end, so that soon none is left.
+    pub fn stand_aside(&self) {
+        self.places.aside.cancel();
+    }
+
     fn start(&mut self, database: &Database, host: HostId, group: &GroupHandle, mut one: Settlement) {
+        if self.places.aside.is_cancelled() {
+            self.places = Arc::default();
+        }
         let (database, group, places) = (database.clone(), group.clone(), Arc::clone(&self.places));
         self.tasks.spawn(async move {
             let result = match one.sql.take() {
@@ -71,10 +118,7 @@ impl Solo {
                     }
                     result
                 }
-                None => {
-                    let _place = places.acquire().await.expect("it is never closed");
-                    settle(&database, host, &group, std::slice::from_ref(&one)).await
-                }
+                None => places.settle(&database, host, &group, &one).await,
             };
             (one, result)
         });
@@ -191,6 +235,8 @@ impl Group {
                 Ok(Settled::SqlRefused(reason)) => {
                     self.refuse(one, &format!("its SQL was refused at the end of its transaction: {reason}"));
                 }
+                // It stood aside for a comparison, and the database is well.
+                Err(error) if has_sqlstate(&error, &[LOCK_NOT_AVAILABLE]) => self.memory.put_back(vec![one]),
                 Err(error) => {
                     self.memory.put_back(vec![one]);
                     self.back_off("settle a delivery by itself", &error);
@@ -293,11 +339,14 @@ fn without_effects(one: Settlement) -> Settlement {
     Settlement { verdict, produced: Vec::new(), ..one }
 }
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+const DEADLOCK: &str = "40P01";
+
 /// Another producer holds a lock that a shared transaction does not wait for, or a deadlock was resolved against us.
 fn is_blocked(error: &DatabaseError) -> bool {
-    reaction(error) == Reaction::Busy
-        && error
-            .as_database_error()
-            .and_then(|error| error.code())
-            .is_some_and(|code| matches!(&*code, "55P03" | "40P01"))
+    has_sqlstate(error, &[LOCK_NOT_AVAILABLE, DEADLOCK])
+}
+
+fn has_sqlstate(error: &DatabaseError, sqlstates: &[&str]) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| sqlstates.contains(&&*code))
 }

@@ -37,6 +37,16 @@ pub async fn wal_bytes(database: &Database) -> Result<i64, sqlx::Error> {
     database.fetch_all(database.query(include_str!("wal.sql"))).await?[0].try_get(0)
 }
 
+/// Makes the role that the bench's deliveries run SQL as, with the name of the schema, and the table `effect` for it.
+pub async fn create_role(database: &Database) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(database.schema.sql(include_str!("create_role.sql"))).execute(&database.pool).await.map(drop)
+}
+
+/// Removes that role. Groups must not run SQL as it any more.
+pub async fn drop_role(database: &Database) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(database.schema.sql(include_str!("drop_role.sql"))).execute(&database.pool).await.map(drop)
+}
+
 /// Removes the schema of the bench.
 pub async fn drop_schema(database: &Database) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(database.schema.sql(include_str!("drop.sql"))).execute(&database.pool).await.map(drop)

@@ -13,6 +13,8 @@ mod literal;
 
 mod open;
 
+mod refusal;
+
 use std::{
     collections::HashSet,
     sync::{

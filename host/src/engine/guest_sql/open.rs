@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, SqlSafeStr, pool::PoolConnection};
 
-use super::{GuestGrant, answer, literal};
+use super::{GuestGrant, answer, literal, refusal::without_value};
 use crate::{
     database::{Database, Reaction, is_ambiguous_commit, reaction},
     handler::{SqlAnswer, SqlError, SqlStatement, SqlValue, SqlWants},
@@ -255,11 +255,11 @@ fn timed_out() -> Fault {
 
 fn fault(error: sqlx::Error) -> Fault {
     match error {
-        sqlx::Error::Database(ref database) if !is_ambiguous_commit(&error) => Fault::Refused {
-            sqlstate: database.code().unwrap_or_default().into_owned(),
-            message: database.message().to_owned(),
-            constraint: database.constraint().map(str::to_owned),
-        },
+        sqlx::Error::Database(ref database) if !is_ambiguous_commit(&error) => {
+            let sqlstate = database.code().unwrap_or_default().into_owned();
+            let message = without_value(&sqlstate, database.message());
+            Fault::Refused { sqlstate, message, constraint: database.constraint().map(str::to_owned) }
+        }
         error => {
             tracing::debug!("lost the transaction of a handler: {error:#}");
             Fault::Lost
@@ -337,7 +337,7 @@ fn unfinished(error: sqlx::Error) -> Unfinished {
     let is_ours = is_ambiguous_commit(&error) || reaction(&error) == Reaction::Busy;
     match error.as_database_error() {
         Some(database) if !is_ours || database.code().as_deref() == Some("57014") => {
-            Unfinished::Refused(database.message().to_owned())
+            Unfinished::Refused(without_value(&database.code().unwrap_or_default(), database.message()))
         }
         _ => Unfinished::Database(error),
     }

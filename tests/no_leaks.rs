@@ -1,0 +1,287 @@
+//! Must-show 6: of a run that fails in every way, no log, no stored error, no counter and no answer of a verb holds a payload
+//! or a secret. Method: both are planted in messages, statements, URLs, headers, answers and secrets of the real program at its
+//! most talkative, then everything it has said is searched. A payload stands where it belongs only: in the log of its
+//! stream and in the dead letter's copy.
+
+use millstream::client::{Client, Concurrency, ProduceOptions};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{
+    PATIENCE, Program, TestDatabase, database,
+    hosts::{SECRET, number, start_up},
+    http_server::{HttpServer, Reply},
+    wait_for,
+};
+
+/// Two groups on one stream: what `eager` fails is dead at its second failure, what `patient` fails waits for an hour.
+fn streams_toml(role: &str, port: u16) -> String {
+    let group = |name: &str, more: &str| {
+        format!(
+            r#"
+[groups.{name}]
+stream = "playground"
+handler = "flaky.wasm"
+timeout = "1s"
+memory = "32MiB"
+{more}
+allow = {{ produce = ["receipts"], sql = {{ role = "{role}" }}, http = ["127.0.0.1:{port}", "127.0.0.1:9"] }}
+config = {{ sender = "{SECRET}@example.com" }}
+secrets = {{ API_KEY = {{ env = "MILLSTREAM_TEST_API_KEY" }} }}
+"#
+        )
+    };
+    let eager = group("eager", "retry = { max_attempts = 2, base = \"1ms\", max = \"1ms\" }");
+    let patient = group("patient", "retry = { max_attempts = 2, base = \"1h\", max = \"1h\" }");
+    format!(
+        "[host]\nlisten = \"127.0.0.1:0\"\n[streams.playground]\n[streams.receipts]\nmax_payload = \"64B\"\n{eager}{patient}"
+    )
+}
+
+/// A role, and tables whose constraints will be violated.
+async fn tables(database: &TestDatabase) -> String {
+    let name: String = sqlx::query_scalar("select current_database()::text").fetch_one(&database.pool).await.unwrap();
+    let role = format!("leak_{name}");
+    let sql = format!(
+        "create role {role} nologin;
+         create table public.other (id text primary key);
+         create type public.mood as enum ('fine');
+         create table public.account (id text constraint account_once primary key, units integer not null,
+             other text references public.other, later text references public.other deferrable initially deferred,
+             constraint not_negative check (units >= 0), exclude using btree (id with =));
+         insert into public.account values ('{SECRET}', 1);
+         grant all on public.account, public.other to {role}"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&database.pool).await.expect("make the tables");
+    role
+}
+
+/// Statements that Postgres refuses, each with an error that quotes a value in its message or its detail.
+const REFUSED: [&str; 21] = [
+    "insert into account values ('HUSH', 2)",
+    "insert into account values ('HUSH 2', -1)",
+    "insert into account values ('HUSH 3', null)",
+    "insert into account values ('HUSH 4', 1, 'HUSH')",
+    "insert into account values ('HUSH 5', 1, null, 'HUSH')",
+    "insert into account values ('6', 'HUSH')",
+    "insert into account select 'HUSH', 'HUSH'::text::integer",
+    "select 'HUSH'::text::bigint",
+    "select 'HUSH'::text::double precision",
+    "select 'HUSH'::text::numeric",
+    "select 'HUSH'::text::boolean",
+    "select 'HUSH'::text::uuid",
+    "select 'HUSH'::text::timestamptz",
+    "select 'HUSH'::text::date",
+    "select '{HUSH'::text::jsonb",
+    "select '{HUSH'::text::text[]",
+    "select ('HUSH')::text::mood",
+    "select 'HUSH'::text::inet",
+    "select to_tsquery('simple', 'HUSH HUSH')",
+    "select jsonb_path_query('{}', ('$ HUSH')::text::jsonpath)",
+    "select '\\xHUSH'::text::bytea",
+];
+
+/// Every command that fails, with what is planted in it.
+fn commands(port: u16) -> Vec<Value> {
+    let mut commands: Vec<Value> =
+        ["retry-after", "panic", "spin", "eat-memory", "overflow-stack", "out-of-bounds", "exit", "bad-utf8"]
+            .iter()
+            .map(|harm| json!({"do": harm, "reason": "as told", "key": SECRET}))
+            .collect();
+    commands.push(json!({"do": "reject", "reason": "as told", "key": SECRET}));
+    let url = |rest: &str| json!({"do": "call", "url": format!("http://{rest}"), "ms": 300, "reason": "as told"});
+    let call = |to: String| url(&format!("{to}/{SECRET}?{SECRET}"));
+    commands.extend([
+        call(format!("{SECRET}:{SECRET}@127.0.0.1:{port}")),
+        call("denied.example".to_owned()),
+        call("127.0.0.1:9".to_owned()),
+        call(format!("127.0.0.1:{port}/rude")),
+        call(format!("127.0.0.1:{port}/stall")),
+        call(format!("127.0.0.1:{port}/large")),
+        call(format!("127.0.0.1:{port}/redirect")),
+        url(&format!("127.0.0.1:{port}/ {SECRET}")),
+        url(&format!("127.0.0.1:{SECRET}/")),
+    ]);
+    commands.extend(REFUSED.map(|sql| json!({"do": "sql", "sql": sql.replace("HUSH", SECRET), "reason": "as told"})));
+    commands.extend([
+        // What it reports holds its secret, and is larger than the stream takes: the host refuses the outbox.
+        json!({"do": "report", "reason": "as told"}),
+        json!({"do": "produce", "bytes": 65}),
+        json!({"do": "produce", "key": ""}),
+        json!({"do": "produce", "to": "playground"}),
+        json!({"do": "produce", "count": 2000}),
+        json!({"do": SECRET}),
+        json!({"do": "ok", SECRET: SECRET}),
+        json!({"do": "ok", "ms": SECRET}),
+        json!(SECRET),
+    ]);
+    commands
+}
+
+/// What the other side of a call says, with the secret in all of it.
+fn answer(line: &str) -> Reply {
+    if line.contains("/rude") {
+        return Reply::Bytes(format!("HUSH {SECRET} not HTTP\r\n\r\n").into_bytes());
+    }
+    if line.contains("/stall") {
+        return Reply::Stall(format!("HTTP/1.1 200 {SECRET}\r\n").into_bytes());
+    }
+    if line.contains("/large") {
+        let head = format!("HTTP/1.1 200 x\r\ncontent-length: 100000000\r\nx: {SECRET}\r\n\r\n{SECRET}");
+        return Reply::Bytes(head.into_bytes());
+    }
+    let location = format!("location: http://169.254.169.254/{SECRET}\n");
+    Reply::new(302, &location, SECRET)
+}
+
+/// Everything that Millstream has stored beside messages and their copies: errors, counters, policies.
+async fn stored(database: &TestDatabase) -> Vec<String> {
+    let sql = "select row_to_json(e)::text from {schema}.exception e
+        union all select (to_jsonb(d) - '{payload,headers}'::text[])::text from {schema}.dead_letter d
+        union all select row_to_json(h)::text from {schema}.host h
+        union all select row_to_json(s)::text from {schema}.stream s
+        union all select row_to_json(d)::text from {schema}.deployment d
+        union all select (to_jsonb(g) #- '{policy,config}')::text from {schema}.consumer_group g";
+    sqlx::query_scalar(database.schema.sql(sql)).fetch_all(&database.pool).await.expect("read what is stored")
+}
+
+/// Lines with the secret in them, shortened.
+fn leaks<'a>(whence: &str, text: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let found = text.into_iter().filter(|line| line.contains(SECRET));
+    found.map(|line| format!("{whence}: {}", &line[..line.floor_char_boundary(600)])).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_fails_in_every_way_tells_no_payload_and_no_secret() {
+    let server = HttpServer::start(|seen| answer(&seen.line)).await;
+    let database = database().await;
+    let role = tables(&database).await;
+    let url = database.url().await;
+    let mut program = Program::with_examples(&streams_toml(&role, server.port()));
+    program.set("MILLSTREAM_TEST_API_KEY", &format!("{SECRET}-key"));
+    start_up(&mut program, &url, &["-v"]);
+    program.logged("ready: ").await;
+    let commands = commands(server.port());
+    let bodies: Vec<String> = commands.iter().map(Value::to_string).chain([format!("not JSON: {SECRET}")]).collect();
+    let sql = "select count(p.id) from unnest($1::text[]) as body, lateral {schema}.produce('playground', body,
+        headers => jsonb_build_object('token', $2::text)) as p";
+    let produced = sqlx::query_scalar::<_, i64>(database.schema.sql(sql)).bind(&bodies).bind(SECRET);
+    let count = produced.fetch_one(&database.pool).await.unwrap();
+    assert_eq!(usize::try_from(count).unwrap(), bodies.len());
+    let ended = "select count(distinct message_id) from {schema}.dead_letter where group_id = 1";
+    let redirect = 2; // a redirect is an answer, and so is what is said to a name and password: these two are done
+    wait_for("all have failed", PATIENCE, async || number(&database, ended).await >= count - redirect).await;
+    wait_for("all have been tried", PATIENCE, async || {
+        let open = "select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception
+            where group_id = 1 or state <> 'waiting')";
+        number(&database, open).await == 0
+    })
+    .await;
+
+    let mut found = leaks("stored", stored(&database).await.iter().map(String::as_str));
+    let classes = "select count(distinct class) from {schema}.dead_letter";
+    assert!(number(&database, classes).await >= 7, "not every way to fail was gone");
+    found.extend(verbs(&program, &url));
+    found.extend(client(&url).await);
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+    found.extend(leaks("stdout", program.stdout().lines()));
+    found.extend(leaks("log", program.stderr().lines()));
+    assert!(found.is_empty(), "{} places tell what is planted:\n{}", found.len(), found.join("\n"));
+}
+
+/// What the verbs answer about all of it, and how they refuse.
+fn verbs(program: &Program, url: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut run = |arguments: &[&str], input: &str, expected: Option<i32>| {
+        for more in [&["--output", "json", "-vv"][..], &["-vv"]] {
+            let arguments = [&["--database-url", url], more, arguments].concat();
+            let (status, stdout, stderr) = program.run_with_input(&arguments, input.as_bytes());
+            assert!(expected.is_none() || status.code() == expected, "{arguments:?}: {stderr}");
+            let lines = stdout.lines().chain(stderr.lines());
+            found.extend(leaks(&arguments[2..].join(" "), lines));
+        }
+    };
+    for verb in ["status", "groups", "plan", "check", "doctor"] {
+        run(&[verb], "", None);
+    }
+    for group in ["eager", "patient"] {
+        run(&["keys", group], "", Some(0));
+        run(&["why", group, "1"], "", Some(0));
+        run(&["why", group, "20"], "", Some(0));
+    }
+    run(&["dead", "list"], "", Some(0));
+    run(&["produce", "receipts"], &format!("{SECRET}{}", "x".repeat(64)), Some(1));
+    for line in [
+        format!("{{\"payload\": \"{SECRET}{}\"}}", "x".repeat(64)),
+        format!("{{\"payload\": \"{SECRET}\""),
+        format!("{{\"payload\": {SECRET}}}"),
+        format!("{{\"payload\": 1, \"payload_base64\": \"{SECRET}\"}}"),
+        format!("{{\"payload_base64\": \"{SECRET}!\"}}"),
+        format!("{{\"payload\": \"{SECRET}\", \"headers\": \"{SECRET}\"}}"),
+        format!("{{\"payload\": \"{SECRET}\", \"headers\": {{\"a\": [\"{SECRET}\"]}}}}"),
+        format!("{{\"payload\": \"{SECRET}\", \"rank\": \"{SECRET}\"}}"),
+        format!("{{\"payload\": \"{SECRET}\", \"deliver_after\": \"{SECRET}\"}}"),
+        format!("{{\"payload\": \"{SECRET}\", \"key\": \"\"}}"),
+        SECRET.to_owned(),
+    ] {
+        run(&["produce", "receipts", "--ndjson"], &line, Some(1));
+    }
+    found.extend(configs());
+    found
+}
+
+/// Files with a secret where none may be, and addresses with a password.
+fn configs() -> Vec<String> {
+    let group = "[streams.s]\n[groups.g]\nstream = \"s\"\nhandler = \"h.wasm\"\n";
+    let mut found = Vec::new();
+    for text in [
+        format!("{group}secrets = {{ API_KEY = \"{SECRET}\" }}"),
+        format!("{group}secrets = {{ API_KEY = {{ value = \"{SECRET}\" }} }}"),
+        format!("{group}secrets = [\"{SECRET}\"]"),
+        format!("{group}secrets = \"{SECRET}\""),
+        format!("{group}secrets = {{ API_KEY = {{ env = \"MILLSTREAM_TEST_API_KEY\" }}, API_KEY = \"{SECRET}\" }}"),
+        format!("{group}secrets = {{ API_KEY = {SECRET} }}"),
+        format!("[database]\nurl = \"postgres://u:{SECRET}@127.0.0.1:1/d\"\n{group}"),
+        format!("[database]\nurl = \"postgres://u:{SECRET}@127.0.0.1:port/d\"\n{group}"),
+        format!("[database]\nurl = \"{SECRET}\"\n{group}"),
+        format!("[database]\nurl = [\"{SECRET}\"]\n{group}"),
+    ] {
+        let program = Program::new(&text);
+        for verb in ["check", "status"] {
+            let (status, stdout, stderr) = program.run(&["-vv", verb]);
+            assert!(verb == "check" || !status.success(), "{verb} of a bad file: {stdout}");
+            found.extend(leaks(&format!("{verb} of a bad file"), stdout.lines().chain(stderr.lines())));
+        }
+    }
+    found
+}
+
+/// What the Rust client says about messages that are refused, to people and to programmers.
+async fn client(url: &str) -> Vec<String> {
+    let client = Client::connect(url).await.unwrap();
+    let raw = |name: &str| client.raw_stream(name);
+    let plain = ProduceOptions::default;
+    let once = || ProduceOptions { idempotency_key: Some("once".to_owned()), ..plain() };
+    let secret = SECRET.as_bytes();
+    let large = [secret, &[b'x'; 64]].concat();
+    raw("receipts").produce(secret, once()).await.unwrap();
+    let ordered = ProduceOptions { concurrency: Some(Concurrency::Ordered), ..plain() };
+    let headers = [("n".to_owned(), format!("{SECRET}\0"))].into();
+    let mut errors = vec![
+        raw("receipts").produce(large.as_slice(), plain()).await.unwrap_err(),
+        raw("receipts").produce(&large[..20], once()).await.unwrap_err(),
+        raw("receipts").produce(secret, ordered).await.unwrap_err(),
+        raw("receipts").produce(secret, ProduceOptions { headers, ..plain() }).await.unwrap_err(),
+        raw("nowhere").produce(secret, plain()).await.unwrap_err(),
+        raw("receipts").produce_batch([(secret, plain()), (&large[..], plain())]).await.unwrap_err(),
+    ];
+    let in_transaction =
+        client.in_transaction(async |tx| raw("receipts").produce_in_tx(tx, large.as_slice(), plain()).await).await;
+    errors.push(in_transaction.unwrap_err());
+    let with_password = Client::connect(&format!("postgres://u:{SECRET}@127.0.0.1:1/d")).await;
+    errors.push(with_password.unwrap_err());
+    client.close().await;
+    let shown: Vec<String> = errors.iter().flat_map(|error| [error.to_string(), format!("{error:?}")]).collect();
+    leaks("client", shown.iter().map(String::as_str))
+}

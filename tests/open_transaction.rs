@@ -1,0 +1,148 @@
+//! Must-show 3 of the produce API: a transaction that a caller leaves open delays the messages that need its idempotency key,
+//! its ordered key or its compacted key, and nothing else: not other messages of the stream, not coalesced produces, not
+//! settles with outbox messages, those that share a batch with blocked ones included. In `make soak` it stays open for 30 s.
+
+use std::time::{Duration, Instant};
+
+use millstream::{
+    client::{Client, Concurrency, ProduceOptions},
+    handler::{Finished, Message, NewMessage},
+};
+use tokio::{task::JoinSet, time::timeout};
+
+use crate::support::{
+    engine::{Project, Session, done, text},
+    handlers::rounds,
+    wait_for,
+};
+
+/// A ceiling against hangs, and no measure of speed.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Messages of each kind that meet the locks of the open transaction: more than a group settles alone at a time.
+const BLOCKED: usize = 8;
+
+/// A short lease: once in it a host compares what it holds, which must not wait for the open transaction either.
+const STREAMS: &str = r#"
+    [host]
+    lease = "1500ms"
+    heartbeat = "500ms"
+    [streams.orders]
+    [streams.receipts]
+    [groups.worker]
+    stream = "orders"
+    handler = "worker.wasm"
+    retry = { max_attempts = 1, base = "1ms" }
+"#;
+
+/// What a handler produces for a message: its payload says the kind, and a number where each is another.
+fn receipt(message: Message) -> Finished {
+    let payload = String::from_utf8(message.payload.unwrap()).unwrap();
+    let (kind, number) = payload.split_once(' ').unwrap();
+    let receipt = NewMessage { stream: "receipts".into(), ..text(&payload) };
+    let produced = match kind {
+        "once" => NewMessage { idempotency_key: Some(format!("once{number}")), ..text("same") },
+        "ordered" => NewMessage {
+            key: Some(format!("ordered{number}")),
+            concurrency: Some(Concurrency::Ordered),
+            ..receipt.clone()
+        },
+        "compacted" => {
+            NewMessage { key: Some(format!("compacted{number}")), compaction: Some(true), ..receipt.clone() }
+        }
+        "none" => return done(),
+        _ => receipt.clone(),
+    };
+    Finished { produced: vec![NewMessage { stream: "receipts".into(), ..produced }], ..done() }
+}
+
+fn options(kind: &str, number: &str) -> ProduceOptions {
+    let key = Some(format!("{kind}{number}"));
+    match kind {
+        "once" => ProduceOptions { idempotency_key: key, ..ProduceOptions::default() },
+        "ordered" => {
+            ProduceOptions { message_key: key, concurrency: Some(Concurrency::Ordered), ..ProduceOptions::default() }
+        }
+        "compacted" => ProduceOptions { message_key: key, compaction: Some(true), ..ProduceOptions::default() },
+        _ => ProduceOptions::default(),
+    }
+}
+
+const KINDS: [&str; 5] = ["once", "ordered", "compacted", "plain", "none"];
+
+/// The caller: one message of each kind in `receipts`, and no end in sight.
+async fn open_transaction(project: &Project) -> Session {
+    let mut session = project.session().await;
+    session
+        .run(
+            "begin; select {schema}.produce('receipts', 'same', idempotency_key => 'once');
+             select {schema}.produce('receipts', 'x', key => 'ordered', concurrency => 'ordered');
+             select {schema}.produce('receipts', 'x', key => 'compacted', compaction => true)",
+        )
+        .await;
+    session
+}
+
+/// Messages that are not settled.
+const HELD: &str =
+    "select (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from {schema}.claim, unnest(pending) r)
+    + (select count(*) from {schema}.exception)";
+
+/// Messages for the handler, and produces of a client, none of which needs what the open transaction holds. All must come
+/// to their end. `blocked` of their like are produced in their midst; they must leave the transactions they share.
+async fn others_flow(project: &Project, client: &Client, round: usize, blocked: usize, blocked_in_all: usize) {
+    let messages: Vec<_> = (0..100).map(|n| text(&format!("{} {round}.{n}", KINDS[n % 5]))).collect();
+    let among: Vec<_> = (0..blocked).map(|n| text(&format!("{} ", KINDS[n % 3]))).collect();
+    project.produce("orders", &[&messages[..50], &among, &messages[50..]].concat()).await;
+    let stream = client.raw_stream("receipts");
+    let mut produces = JoinSet::new();
+    for number in 0..60 {
+        let stream = stream.clone();
+        let options = options(KINDS[number % 4], &format!("client{round}.{number}"));
+        produces.spawn(async move { stream.produce(b"x".as_slice(), options).await.unwrap() });
+    }
+    let produced = timeout(LIMIT, produces.join_all()).await.expect("coalesced produces flow");
+    assert!(produced.iter().all(|produced| !produced.duplicate && !produced.superseded));
+    let claimed = "select coalesce(sum(claimed), 0)::bigint from {schema}.cursor";
+    let all = ((round + 1) * messages.len() + blocked_in_all) as i64;
+    wait_for("deliveries with outbox messages are settled", LIMIT, async || {
+        project.number(claimed).await == all && project.number(HELD).await == blocked_in_all as i64
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_left_open_delays_only_what_needs_its_keys() {
+    let project = Project::declare(STREAMS).await;
+    let host = project.host("worker", receipt).await;
+    let client = Client::connect(&project.database.url().await).await.unwrap();
+    let mut open = open_transaction(&project).await;
+    let stream = client.raw_stream("receipts");
+    let mut delayed = JoinSet::new();
+    for number in 0..3 * BLOCKED {
+        let (stream, options) = (stream.clone(), options(KINDS[number % 3], ""));
+        delayed.spawn(async move { stream.produce(b"same".as_slice(), options).await.unwrap() });
+    }
+    // Longer than two leases.
+    let (began, at_least) = (Instant::now(), rounds(Duration::from_secs(4), Duration::from_secs(30)));
+    let (mut round, mut blocked_in_all) = (0, 0);
+    while round < 4 || began.elapsed() < at_least {
+        let blocked = if round == 0 { 3 * BLOCKED } else { usize::from(round < 10) * 3 };
+        blocked_in_all += blocked;
+        others_flow(&project, &client, round, blocked, blocked_in_all).await;
+        round += 1;
+    }
+    assert!(delayed.try_join_next().is_none(), "produces that need its keys wait");
+    open.run("commit").await;
+    let delayed = timeout(LIMIT, delayed.join_all()).await.expect("they go on");
+    assert_eq!(delayed.iter().filter(|produced| produced.duplicate).count(), BLOCKED);
+    wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
+    // Of every hundred 80 leave a receipt; the client's 60; of the blocked those under the idempotency key are one message.
+    let once = BLOCKED + blocked_in_all / 3;
+    let all = round * (80 + 60) + 3 * BLOCKED + blocked_in_all + 3 - once;
+    let stored = project.number("select count(*) from {schema}.message_log_2").await;
+    assert_eq!(stored, i64::try_from(all).unwrap());
+    assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+    client.close().await;
+    host.drain().await;
+}
