@@ -112,6 +112,8 @@ mod ledger;
 
 mod keys;
 
+mod keys_alike;
+
 mod keys_compaction;
 
 mod keys_cost;

@@ -132,7 +132,7 @@ fn e2_what_is_done_is_done_once(facts: &Facts) -> Vec<String> {
         for pair in all.windows(2) {
             let (before, after) = (pair[0], pair[1]);
             // A dead letter that stayed when its message came again may be redriven all the same.
-            if age > 0 && after.delivery.redriven && !before.delivery.redriven {
+            if age > 0 && after.delivery.redriven != before.delivery.redriven {
                 continue;
             }
             if before.how.is_done() && before.lease_end > after.delivery.start {
@@ -265,6 +265,9 @@ fn lives<'a>(facts: &Facts, age: Age, all: &[&'a Told]) -> Vec<Vec<&'a Told>> {
     let mut lives: Vec<Vec<&Told>> = Vec::new();
     for told in all {
         let again = lives.last().and_then(|life| life.last()).is_none_or(|before| {
+            if before.delivery.redriven && !told.delivery.redriven {
+                return true; // the message itself, which a seek has brought back
+            }
             let is_between = |at| before.delivery.start < at && at < told.delivery.start;
             told.delivery.redriven
                 && told.delivery.attempt == 1
