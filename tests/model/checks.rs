@@ -265,14 +265,10 @@ fn lives<'a>(facts: &Facts, age: Age, all: &[&'a Told]) -> Vec<Vec<&'a Told>> {
     let mut lives: Vec<Vec<&Told>> = Vec::new();
     for told in all {
         let again = lives.last().and_then(|life| life.last()).is_none_or(|before| {
-            if before.delivery.redriven && !told.delivery.redriven {
-                return true; // the message itself, which a seek has brought back
-            }
             let is_between = |at| before.delivery.start < at && at < told.delivery.start;
-            told.delivery.redriven
-                && told.delivery.attempt == 1
-                && (!before.delivery.redriven
-                    || facts.deaths_of(age, told.delivery.id).any(|death| death.what == "open" && is_between(death.at)))
+            // Or the message itself comes, which a seek has brought back, after its dead letter.
+            facts.deaths_of(age, told.delivery.id).any(|death| death.what == "open" && is_between(death.at))
+                || before.delivery.redriven && !told.delivery.redriven
         });
         if again {
             lives.push(Vec::new());

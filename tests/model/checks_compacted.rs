@@ -112,7 +112,7 @@ fn all_are_told(facts: &Facts, group: usize, key: &str, versions: &[&Fact]) -> O
     let is_touched = facts.sent(group, Some(key)).next().is_some()
         || facts.verbs.iter().any(|verb| verb.group == *name && verb.key.as_deref() == Some(key))
         || facts.deaths.iter().any(|death| death.group == group && versions.iter().any(|fact| fact.id == death.id));
-    if is_touched {
+    if is_touched || versions.iter().any(|fact| facts.behind.contains(&(group, fact.id))) {
         return None;
     }
     let told = told_of(facts, (group, 0), versions);
@@ -122,7 +122,7 @@ fn all_are_told(facts: &Facts, group: usize, key: &str, versions: &[&Fact]) -> O
             passed += 1;
             continue;
         };
-        if last.how.is_done() || facts.behind.contains(&(group, fact.id)) {
+        if last.how.is_done() {
             counted += i64::from(last.delivery.skipped);
         } else {
             begun += 1 + i64::from(last.delivery.skipped);

@@ -45,7 +45,9 @@ pub fn e3_an_exclusive_key_begins_with_its_oldest(facts: &Facts) -> Vec<String> 
     for ((age @ (group, _), key, _), line) in facts.lines() {
         let first = |fact: &&Fact| {
             let is_plain = fact.deliver_after.is_none() && fact.rank.is_none() && !facts.is_passed(age, fact);
-            of(&deliveries, age, fact).next().filter(|_| is_plain)
+            // A dead letter whose message is to come again may be redriven before it does.
+            let is_early = |told: &&Told| age.1 > 0 && told.delivery.redriven;
+            of(&deliveries, age, fact).next().filter(|told| is_plain && !is_early(told))
         };
         let mut firsts: Vec<(&Fact, &Told)> = line.iter().filter_map(|fact| Some((*fact, first(fact)?))).collect();
         firsts.sort_by_key(|(_, told)| (told.delivery.start, told.delivery.number));
