@@ -34,7 +34,9 @@ async fn e6_a_turn_reads_as_much_of_a_deep_key_as_of_a_flat_one() {
                  insert into {{schema}}.exception (group_id, message_id, state, message_key, concurrency)
                  select 1, 1000000 + n, 'deferred', 'hot', 'ordered' from generate_series(1, {deep}) n;
                  insert into {{schema}}.message_key_lease (group_id, message_key, blocked_by)
-                 select 1, 'blocked' || n, n from generate_series(1, {deep}) n"
+                 select 1, 'blocked' || n, n from generate_series(1, {deep}) n;
+                 insert into {{schema}}.message_key_lease (group_id, message_key, rests)
+                 select 1, 'resting' || n, true from generate_series(1, {deep}) n"
             ))
             .await;
         let mut session = project.session().await;

@@ -124,6 +124,8 @@ mod keys_produce;
 
 mod keys_hosts;
 
+mod keys_races;
+
 mod keys_retention;
 
 mod keys_stuck;
