@@ -120,6 +120,8 @@ mod keys_cost;
 
 mod keys_dead;
 
+mod keys_deep;
+
 mod keys_produce;
 
 mod keys_hosts;

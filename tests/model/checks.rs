@@ -128,11 +128,16 @@ fn e2_what_is_done_is_done_once(facts: &Facts) -> Vec<String> {
     if facts.cuts_connections {
         return found; // a settle whose answer is lost may be void, and its message given back
     }
-    for (((_, age), id), all) in facts.by_message() {
+    for (((group, age), id), all) in facts.by_message() {
         for pair in all.windows(2) {
             let (before, after) = (pair[0], pair[1]);
             // A dead letter that stayed when its message came again may be redriven all the same.
             if age > 0 && after.delivery.redriven != before.delivery.redriven {
+                continue;
+            }
+            // What a host began just before it heard of a seek looks like what it took after it.
+            let is_sent = || facts.sent.iter().any(|sent| sent.group == group && sent.key.is_none());
+            if age > 0 && before.delivery.life == after.delivery.life && is_sent() {
                 continue;
             }
             if before.how.is_done() && before.lease_end > after.delivery.start {

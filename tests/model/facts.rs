@@ -184,7 +184,8 @@ impl Facts {
         for row in rows(world, sql).await {
             let (group, key, at): (usize, Option<String>, Micros) = (index[&row.get(0)], row.get(1), row.get(2));
             let is_it = |verb: &&Verb| {
-                verb.group == self.groups[group].name && verb.key == key && (verb.began..=verb.ended).contains(&at)
+                let is_then = (verb.began..=verb.ended).contains(&at) && matches!(verb.what, What::Seek { .. });
+                is_then && verb.group == self.groups[group].name && verb.key == key
             };
             // A key that is let go was not always sent; a whole group was.
             if let Some(What::Seek { after }) = self.verbs.iter().find(is_it).map(|verb| &verb.what) {
