@@ -15,7 +15,12 @@ async fn every_scenario_has_its_figures_and_leaves_nothing_behind() {
     assert!(answer.stderr.contains("sandbox: pool of ") && answer.stderr.contains(" cores "), "{}", answer.stderr);
     let figures: Value = serde_json::from_str(&answer.stdout).expect("JSON");
     let figures = figures.as_array().expect("a list");
-    for scenario in ["produce", "coalesce", "consume", "keys", "effects", "both", "latency"] {
+    // All that the help names.
+    let help = verbs.run(&["bench", "--help"]).stdout;
+    let named = help.lines().filter_map(|line| line.trim().strip_prefix("- ")?.split_once(':'));
+    let scenarios: Vec<&str> = named.map(|(name, _)| name).collect();
+    assert!(scenarios.len() >= 6 && scenarios.contains(&"keys"), "{help}");
+    for scenario in scenarios {
         let ours: Vec<_> = figures.iter().filter(|figure| figure["scenario"] == scenario).collect();
         assert!(ours.iter().all(|figure| figure["value"].as_f64() > Some(0.0)), "{scenario}: {ours:?}");
         let has = |field: &str| ours.iter().any(|figure| figure[field].as_f64() > Some(0.0));

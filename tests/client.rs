@@ -469,3 +469,23 @@ async fn calls_can_be_spawned() {
     });
     assert_eq!(task.await.unwrap().unwrap().id, 1);
 }
+
+/// A caller that gives up, at whatever moment, leaves no connection of the pool inside a transaction: whatever ran on it next
+/// would not be committed.
+#[tokio::test]
+async fn a_call_that_is_dropped_leaves_no_transaction_open() {
+    let project = Project::declare(STREAMS).await;
+    let client = client(&project).await;
+    project.database.expect_log("there is no transaction in progress"); // a commit was under way already
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+        and (state = 'idle in transaction' or state = 'active' and backend_type = 'client backend')";
+    for step in 0..80 {
+        let call = client.in_transaction(async |tx| {
+            sqlx::query("select pg_sleep(0.001)").execute(&mut *tx).await?;
+            anyhow::Ok(())
+        });
+        _ = timeout(Duration::from_micros(50 * step), call).await;
+        wait_for("nothing of it is left", LIMIT, async || project.number(open).await == 0).await;
+    }
+    client.close().await;
+}

@@ -34,14 +34,16 @@ async fn declare() -> (Project, String) {
     (project, host)
 }
 
-/// Puts so many messages behind the hot key, and blocks as many other keys.
+/// Puts so many messages behind the hot key, and as many other keys that are blocked, and that rest.
 async fn deepen(project: &Project, depth: u32) {
     project
         .run(&format!(
             "insert into {{schema}}.exception (group_id, message_id, state, message_key, concurrency)
              select 1, 1000000 + n, 'deferred', 'hot', 'ordered' from generate_series(1, {depth}) n;
              insert into {{schema}}.message_key_lease (group_id, message_key, blocked_by)
-             select 1, 'blocked' || n, n from generate_series(1, {depth}) n"
+             select 1, 'blocked' || n, n from generate_series(1, {depth}) n;
+             insert into {{schema}}.message_key_lease (group_id, message_key, rests)
+             select 1, 'resting' || n, true from generate_series(1, {depth}) n"
         ))
         .await;
 }

@@ -124,15 +124,21 @@ mod lost_replies;
 
 mod keys;
 
+mod keys_alike;
+
 mod keys_compaction;
 
 mod keys_cost;
 
 mod keys_dead;
 
+mod keys_deep;
+
 mod keys_produce;
 
 mod keys_hosts;
+
+mod keys_races;
 
 mod keys_retention;
 

@@ -24,8 +24,9 @@ mod checks_compacted;
 
 use std::time::{Duration, Instant};
 
-/// Seeds that have shown a fault: a gap told of another lane's dead letter; a transaction left open in the pool.
-const KNOWN: &[u64] = &[402_837_584, 1_245_061_293];
+/// Seeds that have shown a fault: a gap told of another lane's dead letter; a transaction left open in the pool; a version
+/// that was handed back, and passed over without being told of.
+const KNOWN: &[u64] = &[402_837_584, 1_245_061_293, 3_277_010_530];
 
 /// How long a short run produces.
 const SHORT: Duration = Duration::from_secs(4);
@@ -45,7 +46,8 @@ fn given_seed() -> Option<u64> {
     std::env::var("MILLSTREAM_SEED").ok().map(|seed| seed.parse().expect("MILLSTREAM_SEED is a number"))
 }
 
-/// E1-E9, O1-O12, C1-C5, X1-X4, Y1-Y5, R1-R5, D1-D8, as far as a trace shows them.
+/// E1-E7, E9, E10, O1-O12, C1-C5, X1-X4, Y1-Y5, R1-R5, D1-D8, W1, W5, as far as a trace shows them. E6 and E8, which are about
+/// costs and times, have tests of their own in keys_cost.rs and keys.rs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_random_world_keeps_every_invariant() {
     if let Some(seed) = given_seed() {

@@ -7,7 +7,7 @@ use millstream::{config::OnDeadLetter, handler::Concurrency};
 
 use super::{
     checks_compacted, checks_keyed,
-    facts::{Facts, Told},
+    facts::{Age, Fact, Facts, Sent, Told},
     trace::{End, Micros},
 };
 
@@ -16,17 +16,19 @@ const TOLD_MAX: usize = 4;
 
 /// Everything that is violated.
 pub fn all(facts: &Facts) -> Vec<String> {
-    let checks: [fn(&Facts) -> Vec<String>; 20] = [
+    let checks: [fn(&Facts) -> Vec<String>; 24] = [
         t1_t2_what_committed_is_there_and_nothing_else,
         l2_a_message_is_delivered_as_it_was_produced,
         o10_what_the_filter_rejects_is_not_delivered,
         n1_counts_balance,
         e2_what_is_done_is_done_once,
+        e5_what_is_free_is_taken_in_its_turn,
         t5_effects_exist_once,
         r1_attempts_are_bounded,
         r2_only_failures_and_lost_hosts_count,
         r3_backoff_and_delay_are_lower_bounds,
         d4_a_dead_letter_stays_until_somebody_decides,
+        e10_no_key_holds_up_a_producer,
         checks_keyed::e1_one_at_a_time,
         checks_keyed::e3_an_exclusive_key_begins_with_its_oldest,
         checks_keyed::o1_the_next_starts_after_the_one_before_has_ended,
@@ -35,8 +37,10 @@ pub fn all(facts: &Facts) -> Vec<String> {
         checks_keyed::d2_later_deliveries_tell_of_the_gap,
         checks_keyed::d3_nothing_of_a_resting_key_is_delivered,
         checks_keyed::d5_dead_letters_of_a_resting_key_are_in_order,
+        checks_keyed::w_what_is_paused_stands_still,
         checks_compacted::c1_c3_versions_rise_and_the_winner_is_the_highest,
-        checks_compacted::c5_y5_a_superseded_version_leaves_no_trace,
+        checks_compacted::c5_a_superseded_version_leaves_no_trace,
+        checks_compacted::y5_what_was_passed_over_is_told_once,
     ];
     checks.iter().flat_map(|check| check(facts).into_iter().take(TOLD_MAX)).collect()
 }
@@ -83,24 +87,34 @@ fn o10_what_the_filter_rejects_is_not_delivered(facts: &Facts) -> Vec<String> {
     told.map(|told| format!("O10: message {} was delivered to {}", told.delivery.id, told.delivery.group)).collect()
 }
 
-/// N1, C5, D6, D8. "Counts balance": whatever a group sees is done, superseded, dead, or behind a key that waits for an
-/// operator; nothing is lost, in any group.
+/// N1, C5, D6, D8, W1, W5. "Counts balance": whatever a group sees is done, superseded, dead, or behind a key that waits for
+/// an operator; nothing is lost, in any group. After a seek what lies behind its point ends once more, and what a whole
+/// group was sent past need not.
 fn n1_counts_balance(facts: &Facts) -> Vec<String> {
     let deliveries = facts.by_message();
-    let dead: HashSet<(usize, i64)> = facts.deaths.iter().map(|death| (death.group, death.id)).collect();
     let mut found = Vec::new();
     for group in 0..facts.groups.len() {
         for fact in facts.seen(group) {
-            let place = (group, fact.id);
-            let is_done = deliveries.get(&place).is_some_and(|all| all.iter().any(|told| told.how.is_done()));
             let is_superseded = fact.rank.is_some() && facts.heads.get(fact.key.as_deref().unwrap()) != Some(&fact.id);
-            if !is_done && !is_superseded && !dead.contains(&place) && !facts.behind.contains(&place) {
+            if is_superseded || facts.behind.contains(&(group, fact.id)) {
+                continue;
+            }
+            let sent: Vec<&Sent> = facts.sent(group, fact.key.as_deref()).collect();
+            let ends = |age: &usize| {
+                let all = deliveries.get(&((group, *age), fact.id));
+                all.is_some_and(|all| all.iter().any(|told| told.how.is_done()))
+                    || facts.deaths_of((group, *age), fact.id).any(|death| death.what == "open" && !death.is_kept)
+            };
+            // From the last age back, as long as a key was sent past it.
+            let ages = (0..=sent.len()).rev();
+            let is_open = |age: &usize| *age > 0 && facts.is_passed((group, *age), fact);
+            let from = ages.clone().find(|age| !is_open(age) || sent[age - 1].key.is_none()).unwrap_or(0);
+            let is_passed = is_open(&from);
+            if !is_passed && !ages.take_while(|age| *age >= from).any(|age| ends(&age)) {
                 let name = &facts.groups[group].name;
-                let void =
-                    facts.deliveries.iter().filter(|told| (told.group, told.delivery.id) == place && told.is_void);
-                let void: Vec<_> = void.collect();
-                let told = deliveries.get(&place);
-                found.push(format!("N1: message {} is lost in {name}: {told:?}, void {void:?}, {fact:?}", fact.id));
+                let told: Vec<_> =
+                    facts.deliveries.iter().filter(|told| (told.group, told.delivery.id) == (group, fact.id)).collect();
+                found.push(format!("N1: message {} is lost in {name}: {told:?}, {sent:?}, {fact:?}", fact.id));
             }
         }
     }
@@ -114,9 +128,18 @@ fn e2_what_is_done_is_done_once(facts: &Facts) -> Vec<String> {
     if facts.cuts_connections {
         return found; // a settle whose answer is lost may be void, and its message given back
     }
-    for ((_, id), all) in facts.by_message() {
+    for (((group, age), id), all) in facts.by_message() {
         for pair in all.windows(2) {
             let (before, after) = (pair[0], pair[1]);
+            // A dead letter that stayed when its message came again may be redriven all the same.
+            if age > 0 && after.delivery.redriven != before.delivery.redriven {
+                continue;
+            }
+            // What a host began just before it heard of a seek looks like what it took after it.
+            let is_sent = || facts.sent.iter().any(|sent| sent.group == group && sent.key.is_none());
+            if age > 0 && before.delivery.life == after.delivery.life && is_sent() {
+                continue;
+            }
             if before.how.is_done() && before.lease_end > after.delivery.start {
                 found.push(format!("E2: message {id} came again though it was done: {before:?}, then {after:?}"));
             }
@@ -125,42 +148,70 @@ fn e2_what_is_done_is_done_once(facts: &Facts) -> Vec<String> {
     found
 }
 
+/// E2, E5. "Work conserving": no key, however deep or stuck, hides what is free: of two messages that no key holds up, what
+/// was confirmed before the other's transaction began is taken no later. And whatever is delivered was taken.
+fn e5_what_is_free_is_taken_in_its_turn(facts: &Facts) -> Vec<String> {
+    let untaken = facts.deliveries.iter().filter(|told| told.claimed == Micros::MIN);
+    let mut found: Vec<String> = untaken.map(|told| format!("E2: no turn took what was delivered: {told:?}")).collect();
+    for group in 0..facts.groups.len() {
+        let since = facts.sent.iter().find(|sent| sent.group == group).map_or(Micros::MAX, |sent| sent.at);
+        let mut first: BTreeMap<i64, Micros> = BTreeMap::new();
+        for claim in facts.claims.iter().filter(|claim| claim.group == group && claim.at < since) {
+            (claim.first..=claim.last).for_each(|id| _ = first.entry(id).or_insert(claim.at));
+        }
+        let is_free = |fact: &&Fact| {
+            facts.mode(group, fact) == Concurrency::Parallel && fact.rank.is_none() && fact.deliver_after.is_none()
+        };
+        let mut free: Vec<_> =
+            facts.seen(group).filter(is_free).filter_map(|fact| Some((*first.get(&fact.id)?, fact))).collect();
+        free.sort_by_key(|(at, fact)| (*at, fact.id));
+        let mut earliest = (Micros::MAX, 0);
+        for run in free.chunk_by(|one, other| one.0 == other.0).rev() {
+            for (at, fact) in run.iter().filter(|(_, fact)| earliest.0 < fact.produced.began) {
+                found
+                    .push(format!("E5: group {group} took {} at {at}, before {}, which is older", fact.id, earliest.1));
+            }
+            let confirmed = run.iter().map(|(_, fact)| (fact.produced.confirmed, fact.id)).min();
+            earliest = earliest.min(confirmed.expect("a run is not empty"));
+        }
+    }
+    found
+}
+
+/// E10. "A producer is never blocked by a held key": whoever a producer was seen to wait for is a producer.
+fn e10_no_key_holds_up_a_producer(facts: &Facts) -> Vec<String> {
+    facts.blocked_producers.iter().map(|told| format!("E10: a producer waits for {told}")).collect()
+}
+
 /// T5, E2. Effects and acknowledgement are one commit: a fenced delivery leaves no receipt, and one that counts leaves one.
 fn t5_effects_exist_once(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    let mut counts: HashMap<&str, u32> = HashMap::new();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
     for receipt in &facts.receipts {
         *counts.entry(receipt).or_default() += 1;
     }
-    found.extend(
-        counts.iter().filter(|(_, count)| **count > 1).map(|(name, count)| format!("T5: {count} receipts of {name}")),
-    );
-    for ((group, id), all) in facts.by_message() {
-        let name = format!("{} {id}", facts.groups[group].name);
-        let has_receipt = counts.contains_key(name.as_str());
-        let (effects, plain) = all.iter().fold((0, 0), |(effects, plain), told| match told.how {
-            End::Effects => (effects + 1, plain),
-            End::Done => (effects, plain + 1),
-            _ => (effects, plain),
-        });
-        if effects > 0
-            && plain == 0
-            && !has_receipt
-            && !facts.deaths_of(group, id).any(|_| true)
-            && !facts.behind.contains(&(group, id))
-        {
-            // A compacted one whose settle was fenced may have been superseded since.
-            if facts.messages.get(&id).is_none_or(|fact| fact.rank.is_none()) {
-                found.push(format!("T5: message {name} was done and has no receipt: {all:?}"));
-            }
+    let mut by_name: HashMap<String, Vec<&Told>> = HashMap::new();
+    for told in facts.deliveries.iter().filter(|told| !told.is_void) {
+        by_name.entry(format!("{} {}", facts.groups[told.group].name, told.delivery.id)).or_default().push(told);
+    }
+    for (name, count) in &counts {
+        let all = by_name.get(*name).map_or(&[][..], Vec::as_slice);
+        let ages: HashSet<usize> = all.iter().filter(|told| told.how == End::Effects).map(|told| told.age).collect();
+        if *count > ages.len() {
+            found.push(format!("T5: {count} receipts of {name}, which was done with effects in time in {ages:?}"));
         }
-        if has_receipt
-            && !facts
-                .deliveries
-                .iter()
-                .any(|told| told.group == group && told.delivery.id == id && told.how == End::Effects)
-        {
-            found.push(format!("T5: a receipt of {name}, which was never done with effects in time"));
+    }
+    for (name, all) in &by_name {
+        let Some(fact) = facts.messages.get(&all[0].delivery.id) else { continue };
+        let group = all[0].group;
+        let is_done = |how| all.iter().any(|told| told.how == how);
+        // A compacted one whose settle was fenced may have been superseded since; and a seek fences too.
+        let is_excused = fact.rank.is_some()
+            || facts.sent(group, fact.key.as_deref()).next().is_some()
+            || facts.deaths_of((group, 0), fact.id).next().is_some()
+            || facts.behind.contains(&(group, fact.id));
+        if is_done(End::Effects) && !is_done(End::Done) && !counts.contains_key(name.as_str()) && !is_excused {
+            found.push(format!("T5: message {name} was done and has no receipt: {all:?}"));
         }
     }
     found
@@ -169,9 +220,9 @@ fn t5_effects_exist_once(facts: &Facts) -> Vec<String> {
 /// R1, R5. "Never more than N counted failures"; "attempts belong to the message, a new head starts at 1".
 fn r1_attempts_are_bounded(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    for ((group, id), all) in facts.by_message() {
+    for ((age @ (group, _), id), all) in facts.by_message() {
         let most = facts.groups[group].max_attempts;
-        for life in lives(&all) {
+        for life in lives(facts, age, &all) {
             let failures = life.iter().filter(|told| told.how.is_failure()).count();
             if failures > most as usize || life.iter().any(|told| told.delivery.attempt > most) {
                 found.push(format!("R1: message {id} in group {group} failed {failures} times of {most}: {life:?}"));
@@ -187,9 +238,9 @@ fn r1_attempts_are_bounded(facts: &Facts) -> Vec<String> {
 /// R2, O8. "A crash of the host counts one attempt for what it had claimed; hand-back, `later`, O8 do not."
 fn r2_only_failures_and_lost_hosts_count(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    for ((group, id), all) in facts.by_message() {
+    for ((age @ (group, _), id), all) in facts.by_message() {
         let Some(fact) = facts.messages.get(&id) else { continue };
-        for life in lives(&all) {
+        for life in lives(facts, age, &all) {
             let mut failures = 0;
             for told in &life {
                 let counted = told.delivery.attempt - 1;
@@ -215,13 +266,14 @@ fn lost_hosts(facts: &Facts, from: Micros, until: Micros) -> u32 {
 }
 
 /// Deliveries of a message between two redrives, which begin anew.
-fn lives<'a>(all: &[&'a Told]) -> Vec<Vec<&'a Told>> {
+fn lives<'a>(facts: &Facts, age: Age, all: &[&'a Told]) -> Vec<Vec<&'a Told>> {
     let mut lives: Vec<Vec<&Told>> = Vec::new();
     for told in all {
         let again = lives.last().and_then(|life| life.last()).is_none_or(|before| {
-            told.delivery.redriven
-                && told.delivery.attempt == 1
-                && (!before.delivery.redriven || before.how.is_failure())
+            let is_between = |at| before.delivery.start < at && at < told.delivery.start;
+            // Or the message itself comes, which a seek has brought back, after its dead letter.
+            facts.deaths_of(age, told.delivery.id).any(|death| death.what == "open" && is_between(death.at))
+                || before.delivery.redriven && !told.delivery.redriven
         });
         if again {
             lives.push(Vec::new());
@@ -240,7 +292,7 @@ fn r3_backoff_and_delay_are_lower_bounds(facts: &Facts) -> Vec<String> {
             found.push(format!("O11: message {} came before it was due: {told:?}", told.delivery.id));
         }
     }
-    for ((group, id), all) in facts.by_message() {
+    for (((group, _), id), all) in facts.by_message() {
         for pair in all.windows(2) {
             let wait = pair[1].delivery.start - pair[0].end;
             let least = match pair[0].how {
@@ -263,26 +315,30 @@ fn r3_backoff_and_delay_are_lower_bounds(facts: &Facts) -> Vec<String> {
 /// deleted. And nobody dies who has not failed: as often as the cap says, or for good, or with its hosts.
 fn d4_a_dead_letter_stays_until_somebody_decides(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    let deliveries = facts.by_message();
+    let rejected: HashSet<(usize, i64)> = facts
+        .deliveries
+        .iter()
+        .filter(|told| !told.is_void && told.how == End::Reject)
+        .map(|told| (told.group, told.delivery.id))
+        .collect();
     let mut state: BTreeMap<(usize, i64), &str> = BTreeMap::new();
-    for death in &facts.deaths {
+    for death in facts.deaths.iter().filter(|death| !death.is_kept) {
         let before = state.insert((death.group, death.id), &death.what);
         let group = &facts.groups[death.group];
         if death.what == "open" && before == Some("open") {
             found.push(format!("D4: message {} died twice in {}", death.id, group.name));
         }
         let attempts = u32::try_from(death.attempts).unwrap();
-        let is_early =
-            death.what == "open" && attempts < group.max_attempts && !matches!(&*death.class, "rejected" | "key_rests");
+        let is_early = death.what == "open"
+            && attempts < group.max_attempts
+            && !matches!(&*death.class, "rejected" | "key_rests" | "skipped");
         if is_early || death.class == "host" && attempts < group.max_attempts {
             found.push(format!(
                 "R1: message {} died in {} of {} after {attempts} attempts",
                 death.id, group.name, death.class
             ));
         }
-        let rejected = || {
-            deliveries.get(&(death.group, death.id)).is_some_and(|all| all.iter().any(|told| told.how == End::Reject))
-        };
+        let rejected = || rejected.contains(&(death.group, death.id));
         if death.what == "open" && death.class == "rejected" && !rejected() {
             found.push(format!(
                 "D4: message {} died in {} as rejected, and no delivery rejected it",

@@ -1,43 +1,40 @@
 //! The reference for exclusive and ordered keys, and for what a dead letter does to an ordered one.
 
+use std::collections::{BTreeMap, HashMap};
+
 use millstream::{config::OnDeadLetter, handler::Concurrency};
 
 use super::{
-    facts::{Fact, Facts, Told},
-    trace::Micros,
+    facts::{Age, Death, Fact, Facts, Told},
+    trace::{Micros, What},
 };
 
 /// E1, E9, O2, O12, Y1. "At any instant at most one live lease per (group, key)", by overlap on one clock, through expiry,
-/// crash and change of hosts. What a host does after its lease has ended is not live.
+/// crash, seek and change of hosts. What a host does after its lease has ended is not live.
 pub fn e1_one_at_a_time(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    let deliveries = facts.by_message();
-    for ((group, key, lane), line) in facts.lines() {
-        let mut told: Vec<&Told> = line.iter().flat_map(|fact| of(&deliveries, group, fact)).collect();
-        told.sort_by_key(|told| (told.delivery.start, told.delivery.number));
-        let mut last: Option<&Told> = None;
-        for next in told {
-            if let Some(last) = last
-                && next.delivery.start < last.end
-            {
-                found.push(format!("E1: two of key {key:?} ({lane}) at once in group {group}: {last:?} and {next:?}"));
-            }
-            if last.is_none_or(|last| next.end > last.end) {
-                last = Some(next);
-            }
+    let mut last: HashMap<(usize, &str, i16), &Told> = HashMap::new();
+    for next in facts.deliveries.iter().filter(|told| !told.is_void) {
+        let Some(fact) = facts.messages.get(&next.delivery.id) else { continue };
+        if facts.mode(next.group, fact) == Concurrency::Parallel {
+            continue;
+        }
+        let line = (next.group, fact.key.as_deref().expect("a mode needs a key"), fact.lane);
+        let before = last.get(&line).copied();
+        if let Some(before) = before.filter(|before| next.delivery.start < before.end) {
+            found.push(format!("E1: two of {line:?} at once: {before:?} and {next:?}"));
+        }
+        if before.is_none_or(|before| next.end > before.end) {
+            last.insert(line, next);
         }
     }
     found
 }
 
-type ByMessage<'a> = std::collections::BTreeMap<(usize, i64), Vec<&'a Told>>;
+type ByMessage<'a> = BTreeMap<(Age, i64), Vec<&'a Told>>;
 
-fn of<'a, 'b>(
-    deliveries: &'b ByMessage<'a>,
-    group: usize,
-    fact: &Fact,
-) -> impl Iterator<Item = &'a Told> + use<'a, 'b> {
-    deliveries.get(&(group, fact.id)).into_iter().flatten().copied()
+fn of<'a, 'b>(deliveries: &'b ByMessage<'a>, age: Age, fact: &Fact) -> impl Iterator<Item = &'a Told> + use<'a, 'b> {
+    deliveries.get(&(age, fact.id)).into_iter().flatten().copied()
 }
 
 /// E3. "Exclusive: ... oldest first": where one was confirmed before the other's transaction began, and none is delayed or
@@ -45,10 +42,12 @@ fn of<'a, 'b>(
 pub fn e3_an_exclusive_key_begins_with_its_oldest(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     let deliveries = facts.by_message();
-    for ((group, key, _), line) in facts.lines() {
+    for ((age @ (group, _), key, _), line) in facts.lines() {
         let first = |fact: &&Fact| {
-            let is_plain = fact.deliver_after.is_none() && fact.rank.is_none();
-            of(&deliveries, group, fact).next().filter(|_| is_plain)
+            let is_plain = fact.deliver_after.is_none() && fact.rank.is_none() && !facts.is_passed(age, fact);
+            // A dead letter whose message is to come again may be redriven before it does.
+            let is_early = |told: &&Told| age.1 > 0 && told.delivery.redriven;
+            of(&deliveries, age, fact).next().filter(|told| is_plain && !is_early(told))
         };
         let mut firsts: Vec<(&Fact, &Told)> = line.iter().filter_map(|fact| Some((*fact, first(fact)?))).collect();
         firsts.sort_by_key(|(_, told)| (told.delivery.start, told.delivery.number));
@@ -70,18 +69,20 @@ pub fn o1_the_next_starts_after_the_one_before_has_ended(facts: &Facts) -> Vec<S
     let mut found = Vec::new();
     let deliveries = facts.by_message();
     let versions = facts.versions();
-    for ((group, key, _), line) in facts.lines() {
+    for ((age @ (group, _), key, _), line) in facts.lines() {
         let ordered: Vec<&Fact> =
             line.into_iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered).collect();
         for (place, later) in ordered.iter().enumerate() {
-            for told in of(&deliveries, group, later) {
+            for told in of(&deliveries, age, later) {
                 let start = told.delivery.start;
                 let waits = |fact: &&&Fact| {
-                    !is_terminal(facts, &deliveries, group, fact, start) && !is_lost(&versions, fact, start)
+                    !facts.is_passed(age, fact)
+                        && !is_terminal(facts, &deliveries, age, fact, start)
+                        && !is_lost(&versions, fact, start)
                 };
                 // From the nearest: what is far behind was looked at with those in between.
                 if let Some(open) = ordered[..place].iter().rev().take(200).find(waits) {
-                    let before: Vec<_> = of(&deliveries, group, open).collect();
+                    let before: Vec<_> = of(&deliveries, age, open).collect();
                     found.push(format!(
                         "O1: of key {key:?} in group {group} {told:?} started before {} had ended: {before:?}",
                         open.id
@@ -94,15 +95,16 @@ pub fn o1_the_next_starts_after_the_one_before_has_ended(facts: &Facts) -> Vec<S
 }
 
 /// Whether a message had ended for its group at a time, as its last delivery until then tells, or its dead letter.
-fn is_terminal(facts: &Facts, deliveries: &ByMessage<'_>, group: usize, fact: &Fact, at: Micros) -> bool {
-    let last = of(deliveries, group, fact).filter(|told| told.delivery.start < at).last();
+fn is_terminal(facts: &Facts, deliveries: &ByMessage<'_>, age: Age, fact: &Fact, at: Micros) -> bool {
+    let last = of(deliveries, age, fact).filter(|told| told.delivery.start < at).last();
     if last.is_some_and(|last| last.how.is_done() && last.end <= at) {
         return true;
     }
     let since = last.map_or(Micros::MIN, |last| last.delivery.start);
-    let death = facts.deaths_of(group, fact.id).filter(|death| death.at <= at).last();
-    let goes_on = facts.groups[group].on_dead_letter == OnDeadLetter::Skip;
-    death.is_some_and(|death| death.at >= since && (death.what == "gone" || goes_on && death.what == "open"))
+    let Some(death) = facts.deaths_of(age, fact.id).filter(|death| death.at <= at).last() else { return false };
+    let goes_on =
+        || facts.groups[age.0].on_dead_letter == OnDeadLetter::Skip || facts.is_let_go(age.0, fact, death.at, at);
+    death.at >= since && (death.what == "gone" || death.what == "open" && goes_on())
 }
 
 /// Whether a newer version of its key may have been committed by a time.
@@ -135,11 +137,15 @@ pub fn o4_order_is_commit_order(facts: &Facts) -> Vec<String> {
 pub fn o9_the_last_deliveries_of_a_key_are_in_order(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     let deliveries = facts.by_message();
-    for ((group, key, _), line) in facts.lines() {
+    for ((age @ (group, _), key, _), line) in facts.lines() {
         let mut before: Option<&Told> = None;
         for fact in line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered) {
-            let Some(last) = of(&deliveries, group, fact).filter(|told| told.how.is_done()).last() else { continue };
-            if last.delivery.redriven && facts.groups[group].on_dead_letter == OnDeadLetter::Skip {
+            let Some(last) = of(&deliveries, age, fact).filter(|told| told.how.is_done()).last() else { continue };
+            let went_on = || {
+                facts.groups[group].on_dead_letter == OnDeadLetter::Skip
+                    || facts.is_let_go(group, fact, Micros::MIN, last.delivery.start)
+            };
+            if facts.is_passed(age, fact) || last.delivery.redriven && went_on() {
                 continue;
             }
             if let Some(before) = before
@@ -154,56 +160,72 @@ pub fn o9_the_last_deliveries_of_a_key_are_in_order(facts: &Facts) -> Vec<String
 }
 
 /// D2, D7. "`skip`: n moves, n+1 goes out at once and every later delivery of the key carries `gap_since=n` until n is
-/// redriven or dismissed." Under the other policies nothing tells of a gap.
+/// redriven or dismissed": the first of them that is open, as it was when the delivery was taken or since. Under the other
+/// policies nothing tells of a gap.
 pub fn d2_later_deliveries_tell_of_the_gap(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     let deliveries = facts.by_message();
-    for ((group, key, _), line) in facts.lines() {
+    for ((age @ (group, _), key, _), line) in facts.lines() {
         let skips = facts.groups[group].on_dead_letter == OnDeadLetter::Skip;
         let ordered: Vec<&Fact> =
             line.into_iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered).collect();
-        let died: Vec<&Fact> =
-            ordered.iter().filter(|fact| facts.deaths_of(group, fact.id).any(|_| true)).copied().collect();
-        for fact in &ordered {
-            for told in of(&deliveries, group, fact) {
-                let start = told.delivery.start;
-                let is_open = |before: &&&Fact| {
-                    before.id < fact.id
-                        && facts
-                            .deaths_of(group, before.id)
-                            .filter(|death| death.at <= start)
-                            .last()
-                            .is_some_and(|death| death.what == "open")
-                };
-                let open = died.iter().find(is_open);
-                let is_told = match told.delivery.gap_since {
-                    None => open.is_none(),
-                    Some(since) => since < fact.id && died.iter().any(|before| before.id == since),
-                };
-                if skips && !is_told || !skips && told.delivery.gap_since.is_some() {
-                    found.push(format!(
-                        "D2: of key {key:?} in group {group} {told:?} tells of another gap than {open:?}"
-                    ));
+        let died: Vec<(i64, Vec<&Death>)> = ordered
+            .iter()
+            .map(|fact| (fact.id, facts.deaths_of(age, fact.id).collect::<Vec<_>>()))
+            .filter(|(_, deaths)| !deaths.is_empty())
+            .collect();
+        for told in ordered.iter().flat_map(|fact| of(&deliveries, age, fact)) {
+            let (from, until) = (told.claimed, told.delivery.start);
+            let before = |id: i64| died.iter().filter(move |(other, _)| *other < id);
+            // The state at a time is that of the last change.
+            let was_open = |deaths: &[&Death], at: Micros| {
+                deaths.iter().rfind(|death| death.at <= at).is_some_and(|death| death.what == "open")
+            };
+            let is_open_at_all = |deaths: &[&Death]| {
+                was_open(deaths, from)
+                    || deaths.iter().any(|death| (from..=until).contains(&death.at) && death.what == "open")
+            };
+            let stays_open = |deaths: &[&Death]| {
+                was_open(deaths, from) && !deaths.iter().any(|death| (from..=until).contains(&death.at))
+            };
+            let open = before(told.delivery.id).find(|(_, deaths)| was_open(deaths, until)).map(|(id, _)| *id);
+            let is_told = match told.delivery.gap_since {
+                None => open.is_none(),
+                Some(since) => {
+                    before(told.delivery.id).any(|(id, deaths)| *id == since && is_open_at_all(deaths))
+                        && !before(since).any(|(_, deaths)| stays_open(deaths))
                 }
+            };
+            if skips && !is_told || !skips && told.delivery.gap_since.is_some() {
+                found.push(format!(
+                    "D2: of key {key:?} in group {group} {told:?} tells of another gap than {open:?}, of {died:?}"
+                ));
             }
         }
     }
     found
 }
 
-/// D3. "`rest`: nothing of the key is delivered meanwhile", once an ordered message of it is a dead letter.
+/// D3. "`rest`: nothing of the key is delivered meanwhile", from when an ordered message of it is a dead letter until an
+/// operator releases the key.
 pub fn d3_nothing_of_a_resting_key_is_delivered(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     let deliveries = facts.by_message();
-    for ((group, key, _), line) in facts.lines() {
+    for ((age @ (group, _), key, _), line) in facts.lines() {
         if facts.groups[group].on_dead_letter != OnDeadLetter::Rest {
             continue;
         }
         let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered);
-        let since = ordered.flat_map(|fact| facts.deaths_of(group, fact.id)).map(|death| death.at).min();
-        for told in line.iter().flat_map(|fact| of(&deliveries, group, fact)) {
-            if since.is_some_and(|since| told.delivery.start > since) {
-                found.push(format!("D3: of key {key:?} in group {group} {told:?} though the key rests"));
+        let stops = |death: &&Death| death.what == "open" && death.class != "skipped" && !death.is_kept;
+        let stops: Vec<(&Fact, &Death)> =
+            ordered.flat_map(|fact| facts.deaths_of(age, fact.id).filter(stops).map(|death| (*fact, death))).collect();
+        for told in line.iter().flat_map(|fact| of(&deliveries, age, fact)) {
+            let start = told.delivery.start;
+            let rests =
+                |(fact, death): &&(&Fact, &Death)| death.at < start && !facts.is_let_go(group, fact, death.at, start);
+            if let Some((_, death)) = stops.iter().find(rests) {
+                found
+                    .push(format!("D3: of key {key:?} in group {group} {told:?} though the key rests since {death:?}"));
             }
         }
     }
@@ -213,18 +235,40 @@ pub fn d3_nothing_of_a_resting_key_is_delivered(facts: &Facts) -> Vec<String> {
 /// D5. "The dead-letter store keeps per-key order."
 pub fn d5_dead_letters_of_a_resting_key_are_in_order(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    for ((group, key, _), line) in facts.lines() {
+    for ((age @ (group, _), key, _), line) in facts.lines() {
         if facts.groups[group].on_dead_letter != OnDeadLetter::Rest {
             continue;
         }
         let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered && fact.rank.is_none());
-        let mut firsts = ordered.filter_map(|fact| Some((facts.deaths_of(group, fact.id).next()?.at, fact.id)));
+        let mut firsts =
+            ordered.filter_map(|fact| Some((facts.deaths_of(age, fact.id).find(|death| !death.is_kept)?.at, fact.id)));
         let mut before = firsts.next();
         for first in firsts {
             if before.is_some_and(|before| first.0 < before.0) {
                 found.push(format!("D5: of key {key:?} in group {group} message {} died before {before:?}", first.1));
             }
             before = Some(first);
+        }
+    }
+    found
+}
+
+/// A key that stands still, or a group: nothing of it is taken meanwhile, whatever restarts; of a key what has a mode.
+pub fn w_what_is_paused_stands_still(facts: &Facts) -> Vec<String> {
+    let mut found = Vec::new();
+    for verb in facts.verbs.iter().filter(|verb| verb.what == What::Paused) {
+        for claim in facts.claims.iter().filter(|claim| facts.groups[claim.group].name == verb.group) {
+            // A turn that began before may still take from a group, but it never meets the pausing of a key.
+            let is_meanwhile = match verb.key {
+                None => claim.began > verb.began && claim.at < verb.ended,
+                Some(_) => claim.at > verb.began && claim.at < verb.ended,
+            };
+            let concerns = |fact: &Fact| {
+                verb.key.is_none() || fact.key == verb.key && facts.mode(claim.group, fact) != Concurrency::Parallel
+            };
+            if is_meanwhile && facts.messages.range(claim.first..=claim.last).any(|(_, fact)| concerns(fact)) {
+                found.push(format!("W: {claim:?} during {verb:?}"));
+            }
         }
     }
     found

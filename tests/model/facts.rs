@@ -7,7 +7,7 @@ use millstream::{config::OnDeadLetter, engine, handler::Concurrency};
 use sqlx::Row;
 
 use super::{
-    trace::{Delivery, End, Micros, Produced},
+    trace::{Delivery, End, Micros, Produced, Verb, What},
     world::World,
 };
 
@@ -32,10 +32,38 @@ pub struct Identity {
     pub until: Micros,
 }
 
+/// A group and its age: a message that comes again after a seek begins anew, so each age of a group (for keyed messages, of
+/// their key) is looked at by itself.
+pub type Age = (usize, usize);
+
+/// When a group, or a key of it, was sent to what comes after a position.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub group: usize,
+    pub key: Option<String>,
+    pub after: i64,
+    pub at: Micros,
+}
+
+/// What a host took of a group in one turn: a run of ids.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub group: usize,
+    pub life: String,
+    pub first: i64,
+    pub last: i64,
+    /// When its turn began, and when it took them.
+    pub began: Micros,
+    pub at: Micros,
+}
+
 /// What became of a dead letter.
 #[derive(Clone, Debug)]
 pub struct Death {
     pub group: usize,
+    pub age: usize,
+    /// From an earlier age; its message does not come again.
+    pub is_kept: bool,
     pub id: i64,
     pub what: String,
     pub class: String,
@@ -58,9 +86,13 @@ pub struct Group {
 pub struct Told {
     pub delivery: Delivery,
     pub group: usize,
-    /// It began when the lease had run out already: nothing of it counts.
+    /// See [`Age`].
+    pub age: usize,
+    /// When its host took it.
+    pub claimed: Micros,
+    /// It began when the lease had run out already, or its group had been sent elsewhere: nothing of it counts.
     pub is_void: bool,
-    /// The end of the lease it ran under.
+    /// The end of the lease it ran under, or of the age of its group.
     pub lease_end: Micros,
     /// Its end, or that of its lease.
     pub end: Micros,
@@ -70,6 +102,13 @@ pub struct Told {
 
 pub struct Facts {
     pub cuts_connections: bool,
+    pub is_calm: bool,
+    pub verbs: Vec<Verb>,
+    pub blocked_producers: Vec<String>,
+    /// In order.
+    pub sent: Vec<Sent>,
+    /// Every claim, in order.
+    pub claims: Vec<Claim>,
     pub messages: BTreeMap<i64, Fact>,
     pub produced: Vec<Produced>,
     pub rolled_back: HashSet<i64>,
@@ -95,6 +134,11 @@ impl Facts {
         let index: HashMap<i32, usize> = groups.iter().enumerate().map(|(index, group)| (group.id, index)).collect();
         let mut facts = Self {
             cuts_connections: world.cuts_connections,
+            is_calm: world.is_calm,
+            verbs: noted.verbs,
+            blocked_producers: noted.blocked_producers,
+            sent: Vec::new(),
+            claims: Vec::new(),
             messages: BTreeMap::new(),
             produced: noted.produced,
             rolled_back: noted.rolled_back.into_iter().collect(),
@@ -108,11 +152,12 @@ impl Facts {
             skipped: HashMap::new(),
         };
         facts.read_log(world).await;
+        facts.read_verbs(world, &index).await;
         facts.read_ends(world, &index).await;
-        for delivery in noted.deliveries {
-            let told = facts.tell(delivery);
-            facts.deliveries.push(told);
-        }
+        let claims = facts.claims_by_life();
+        let deliveries: Vec<Told> =
+            noted.deliveries.into_iter().map(|delivery| facts.tell(delivery, &claims)).collect();
+        facts.deliveries = deliveries;
         facts.deliveries.sort_by_key(|told| (told.delivery.start, told.delivery.number));
         facts
     }
@@ -134,19 +179,50 @@ impl Facts {
         }
     }
 
-    async fn read_ends(&mut self, world: &World, index: &HashMap<i32, usize>) {
-        let sql = "select group_id, message_id, what, class, attempts, (extract(epoch from at) * 1000000)::bigint
-            from {schema}.model_dead order by seq";
+    async fn read_verbs(&mut self, world: &World, index: &HashMap<i32, usize>) {
+        let sql = "select group_id, message_key, (extract(epoch from at) * 1000000)::bigint from {schema}.model_sent order by at";
         for row in rows(world, sql).await {
-            self.deaths.push(Death {
-                group: index[&row.get(0)],
-                id: row.get(1),
-                what: row.get(2),
-                class: row.get(3),
-                attempts: row.get(4),
-                at: row.get(5),
-            });
+            let (group, key, at): (usize, Option<String>, Micros) = (index[&row.get(0)], row.get(1), row.get(2));
+            let is_it = |verb: &&Verb| {
+                let is_then = (verb.began..=verb.ended).contains(&at) && matches!(verb.what, What::Seek { .. });
+                is_then && verb.group == self.groups[group].name && verb.key == key
+            };
+            // A key that is let go was not always sent; a whole group was.
+            if let Some(What::Seek { after }) = self.verbs.iter().find(is_it).map(|verb| &verb.what) {
+                self.sent.push(Sent { group, key, after: *after, at });
+            }
         }
+        let sql = "select c.group_id, l.name, lower(r.ids), upper(r.ids) - 1, (extract(epoch from c.began) * 1000000)::bigint,
+                (extract(epoch from c.at) * 1000000)::bigint
+            from {schema}.model_claim c join (select distinct host_id, name from {schema}.model_lease) as l using (host_id),
+                unnest(c.ids) as r (ids) order by c.seq";
+        for row in rows(world, sql).await {
+            let (group, life) = (index[&row.get(0)], row.get(1));
+            let (first, last, began, at) = (row.get(2), row.get(3), row.get(4), row.get(5));
+            self.claims.push(Claim { group, life, first, last, began, at });
+        }
+    }
+
+    fn claims_by_life(&self) -> HashMap<(usize, &str), Vec<&Claim>> {
+        let mut all: HashMap<_, Vec<&Claim>> = HashMap::new();
+        for claim in &self.claims {
+            all.entry((claim.group, claim.life.as_str())).or_default().push(claim);
+        }
+        all
+    }
+
+    async fn read_ends(&mut self, world: &World, index: &HashMap<i32, usize>) {
+        // What a seek does to dead letters belongs to the age that it ends.
+        let sql = "select group_id, message_id, what, class, attempts,
+                (extract(epoch from least(at, (select min(s.at) - interval '1 us' from {schema}.model_sent s where s.xact = d.xact))) * 1000000)::bigint
+            from {schema}.model_dead d order by seq";
+        for row in rows(world, sql).await {
+            let (group, id, at) = (index[&row.get(0)], row.get(1), row.get(5));
+            let age = self.age(group, self.key_of(id), at);
+            let (what, class, attempts) = (row.get(2), row.get(3), row.get(4));
+            self.deaths.push(Death { group, age, is_kept: false, id, what, class, attempts, at });
+        }
+        self.keep_deaths();
         for row in rows(world, "select group_id, message_id from {schema}.exception").await {
             self.behind.insert((index[&row.get(0)], row.get(1)));
         }
@@ -158,19 +234,77 @@ impl Facts {
         }
     }
 
-    fn tell(&self, delivery: Delivery) -> Told {
+    /// Dead letters that are open when a new age begins are so in it.
+    fn keep_deaths(&mut self) {
+        let mut kept = Vec::new();
+        for sent in &self.sent {
+            let mut last: BTreeMap<i64, &Death> = BTreeMap::new();
+            for death in self.deaths.iter().filter(|death| death.group == sent.group && death.at <= sent.at) {
+                last.insert(death.id, death);
+            }
+            let is_concerned = |id: i64| sent.key.is_none() || sent.key.as_deref() == self.key_of(id);
+            for (id, death) in last.into_iter().filter(|(id, death)| death.what == "open" && is_concerned(*id)) {
+                let age = self.age(sent.group, self.key_of(id), sent.at);
+                kept.push(Death { age, is_kept: true, at: sent.at, ..death.clone() });
+            }
+        }
+        self.deaths.extend(kept);
+        self.deaths.sort_by_key(|death| (death.at, !death.is_kept));
+    }
+
+    fn tell(&self, delivery: Delivery, claims: &HashMap<(usize, &str), Vec<&Claim>>) -> Told {
         let identities = self.identities.get(&delivery.life).map_or(&[][..], Vec::as_slice);
         let identity = identities.iter().rev().find(|identity| identity.began <= delivery.start);
+        let group = self.groups.iter().position(|group| group.name == delivery.group).expect("a known group");
+        let claims = claims.get(&(group, delivery.life.as_str())).map_or(&[][..], Vec::as_slice);
+        let is_it = |claim: &&&Claim| claim.at <= delivery.start && (claim.first..=claim.last).contains(&delivery.id);
+        let claimed = claims.iter().rev().find(is_it).map_or(Micros::MIN, |claim| claim.at);
+        let sent = self.sent.iter().find(|sent| sent.group == group && sent.key.is_none() && sent.at > claimed);
         let lease_end = identity.map_or(Micros::MIN, |identity| identity.until);
+        let lease_end = sent.map_or(lease_end, |sent| lease_end.min(sent.at));
         let (end, how) = delivery.end.unwrap_or((Micros::MAX, End::Dropped));
         Told {
-            group: self.groups.iter().position(|group| group.name == delivery.group).expect("a known group"),
+            group,
+            age: self.age(group, delivery.key.as_deref(), claimed),
+            claimed,
             is_void: delivery.start > lease_end,
             lease_end,
             end: end.min(lease_end),
             how: if end > lease_end { End::Dropped } else { how },
             delivery,
         }
+    }
+
+    fn key_of(&self, id: i64) -> Option<&str> {
+        self.messages.get(&id).and_then(|fact| fact.key.as_deref())
+    }
+
+    /// How a group came to its ages, for messages of one key.
+    pub fn sent(&self, group: usize, key: Option<&str>) -> impl Iterator<Item = &Sent> {
+        self.sent.iter().filter(move |sent| sent.group == group && (sent.key.is_none() || sent.key.as_deref() == key))
+    }
+
+    pub fn age(&self, group: usize, key: Option<&str>, at: Micros) -> usize {
+        self.sent(group, key).filter(|sent| sent.at <= at).count()
+    }
+
+    /// Whether a message lies before where its age began: it need not come in it.
+    pub fn is_passed(&self, (group, age): Age, fact: &Fact) -> bool {
+        let begin = age.checked_sub(1).and_then(|before| self.sent(group, fact.key.as_deref()).nth(before));
+        begin.is_some_and(|sent| fact.id <= sent.after)
+    }
+
+    /// Whether an operator let a key go on, or a message of it, that had stopped at a time, before another.
+    pub fn is_let_go(&self, group: usize, fact: &Fact, from: Micros, until: Micros) -> bool {
+        self.verbs.iter().any(|verb| {
+            let lets_go = match &verb.what {
+                What::Skip(ids) => ids.contains(&fact.id),
+                What::Release => true,
+                What::Seek { .. } | What::Paused => false,
+            };
+            let is_meanwhile = verb.ended >= from && verb.began <= until;
+            lets_go && is_meanwhile && verb.group == self.groups[group].name && verb.key == fact.key
+        })
     }
 
     /// As the group treats it.
@@ -185,6 +319,7 @@ impl Facts {
         match &*self.groups[group].name {
             "skip" => fact.produced.routing_key.as_deref() == Some("seen"),
             "rest" => !matches!(fact.key.as_deref(), Some("exclusive 1" | "mixed 0")),
+            "narrow" => fact.key.as_deref().is_some_and(|key| key.starts_with("ordered") || key.starts_with("mixed")),
             _ => true,
         }
     }
@@ -195,21 +330,23 @@ impl Facts {
     }
 
     /// Deliveries of each message that count, by start.
-    pub fn by_message(&self) -> BTreeMap<(usize, i64), Vec<&Told>> {
+    pub fn by_message(&self) -> BTreeMap<(Age, i64), Vec<&Told>> {
         let mut all: BTreeMap<_, Vec<&Told>> = BTreeMap::new();
         for told in self.deliveries.iter().filter(|told| !told.is_void) {
-            all.entry((told.group, told.delivery.id)).or_default().push(told);
+            all.entry(((told.group, told.age), told.delivery.id)).or_default().push(told);
         }
         all
     }
 
-    /// Of each key (or lane of it) of a group, what the group treats so that only one runs.
-    pub fn lines(&self) -> BTreeMap<(usize, &str, i16), Vec<&Fact>> {
+    /// Of each key (or lane of it) of a group in each of its ages, what the group treats so that only one runs.
+    pub fn lines(&self) -> BTreeMap<(Age, &str, i16), Vec<&Fact>> {
         let mut all: BTreeMap<_, Vec<&Fact>> = BTreeMap::new();
         for group in 0..self.groups.len() {
             for fact in self.seen(group).filter(|fact| self.mode(group, fact) != Concurrency::Parallel) {
                 let key = fact.key.as_deref().expect("a mode needs a key");
-                all.entry((group, key, fact.lane)).or_default().push(fact);
+                for age in 0..=self.sent(group, Some(key)).count() {
+                    all.entry(((group, age), key, fact.lane)).or_default().push(fact);
+                }
             }
         }
         all
@@ -224,9 +361,9 @@ impl Facts {
         all
     }
 
-    /// Changes of a message's dead letter in a group, in order.
-    pub fn deaths_of(&self, group: usize, id: i64) -> impl Iterator<Item = &Death> {
-        self.deaths.iter().filter(move |death| death.group == group && death.id == id)
+    /// Changes of a message's dead letter in an age of a group, in order.
+    pub fn deaths_of(&self, (group, age): Age, id: i64) -> impl Iterator<Item = &Death> {
+        self.deaths.iter().filter(move |death| death.group == group && death.age == age && death.id == id)
     }
 
     /// Whether some host has lost its lease, or died, between two times.

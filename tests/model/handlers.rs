@@ -32,10 +32,14 @@ impl Random {
         tokio::sync::watch::channel(Some(Arc::new(self) as Arc<dyn Handler>))
     }
 
-    fn plan(&self, message: &Message, before: usize) -> (Duration, End, fastrand::Rng) {
+    fn random(&self, message: &Message, before: usize) -> fastrand::Rng {
         let of_group = message.group.bytes().fold(7_u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
         let number = u64::try_from(message.id).unwrap().wrapping_mul(1000).wrapping_add(before as u64);
-        let mut random = fastrand::Rng::with_seed(self.manner.seed ^ of_group.wrapping_mul(0x9e37) ^ number << 20);
+        fastrand::Rng::with_seed(self.manner.seed ^ of_group.wrapping_mul(0x9e37) ^ number << 20)
+    }
+
+    fn plan(&self, message: &Message, before: usize) -> (Duration, End) {
+        let mut random = self.random(message, before);
         let time = match random.u32(0..100) {
             0..40 => 0,
             40..96 => random.u64(0..=self.manner.slow),
@@ -56,7 +60,7 @@ impl Random {
         } else {
             End::Done
         };
-        (Duration::from_millis(time), end, random)
+        (Duration::from_millis(time), end)
     }
 }
 
@@ -64,7 +68,7 @@ impl Handler for Random {
     fn handle<'a>(&'a self, message: Message, cut: &'a CancellationToken) -> Handling<'a> {
         Box::pin(async move {
             let (mut running, before) = self.trace.start(&self.life, &message);
-            let (time, end, random) = self.plan(&message, before);
+            let (time, end) = self.plan(&message, before);
             if !time.is_zero() {
                 // Of both at once either may be seen first, as after a freeze: an answer that comes too late is fenced.
                 tokio::select! {
@@ -80,6 +84,7 @@ impl Handler for Random {
             let outcome = match end {
                 End::Done => Outcome::Done,
                 End::Effects => {
+                    let random = self.random(&message, 999);
                     return Finished { produced: vec![receipt(&message, random)], ..Finished::plain(Outcome::Done) };
                 }
                 End::Retry => Outcome::Retry { reason: reason() },
@@ -95,7 +100,8 @@ impl Handler for Random {
     }
 }
 
-/// Names its message, so that each can be counted. Some meet other producers' locks.
+/// Names its message, so that each can be counted. Some meet other producers' locks. The same each time that the message
+/// comes: one idempotency key for two of them is refused.
 fn receipt(message: &Message, mut random: fastrand::Rng) -> NewMessage {
     let name = format!("{} {}", message.group, message.id);
     let keyed = random.u32(0..3) == 0;

@@ -93,6 +93,20 @@ async fn transaction(
     Some((messages, voided))
 }
 
+/// A key that subjects its messages to it in every group that does not drop the order.
+pub fn some_key(world: &World, random: &mut fastrand::Rng) -> String {
+    let is_serial = |kind: &&(&str, Option<Concurrency>, bool)| {
+        kind.1.is_some_and(|mode| mode != Concurrency::Parallel) || kind.0 == "sharded"
+    };
+    let kinds: Vec<_> = KINDS.iter().filter(is_serial).collect();
+    format!("{} {}", random.choice(kinds).unwrap().0, number_of_key(world, random))
+}
+
+/// One key in three is the first of its kind.
+fn number_of_key(world: &World, random: &mut fastrand::Rng) -> u64 {
+    random.u64(0..world.keys).saturating_sub(world.keys / 3)
+}
+
 fn message(world: &World, random: &mut fastrand::Rng, number: u64, count: &mut u64) -> NewMessage {
     *count += 1;
     let mut new = NewMessage { payload: Some(format!("{number}-{count}").into_bytes()), ..NewMessage::default() };
@@ -104,8 +118,7 @@ fn message(world: &World, random: &mut fastrand::Rng, number: u64, count: &mut u
     }
     if random.u32(0..8) > 0 {
         let (kind, mode, compaction) = *random.choice(KINDS.iter()).unwrap();
-        // One key in three is the first of its kind.
-        let key = random.u64(0..world.keys).saturating_sub(world.keys / 3);
+        let key = number_of_key(world, random);
         new.key = Some(format!("{kind} {key}"));
         new.concurrency = mode;
         new.compaction = compaction.then_some(true);

@@ -85,6 +85,29 @@ pub struct Delivery {
     pub end: Option<(Micros, End)>,
 }
 
+/// What an operator did to a group, or to one key of it.
+#[derive(Clone, Debug)]
+pub struct Verb {
+    pub group: String,
+    pub key: Option<String>,
+    pub what: What,
+    /// Before it was asked for, and after it was known to be done; of a pause, from when it was known to be so until it was to end.
+    pub began: Micros,
+    pub ended: Micros,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Sent to what comes after a position.
+    Seek { after: i64 },
+    /// These no longer hold up their key.
+    Skip(Vec<i64>),
+    /// The key rests no longer.
+    Release,
+    /// It stood still for all of the time between.
+    Paused,
+}
+
 /// Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Arc<Mutex<Noted>>);
@@ -95,6 +118,9 @@ pub struct Noted {
     /// Ids that were answered and then rolled back.
     pub rolled_back: Vec<i64>,
     pub deliveries: Vec<Delivery>,
+    pub verbs: Vec<Verb>,
+    /// Producers that waited for somebody who is none, as the database told it.
+    pub blocked_producers: Vec<String>,
     /// How often each message began in each group.
     begun: HashMap<(Arc<str>, i64), usize>,
 }
@@ -106,6 +132,14 @@ impl Trace {
 
     pub fn rolled_back(&self, ids: impl IntoIterator<Item = i64>) {
         self.0.lock().unwrap().rolled_back.extend(ids);
+    }
+
+    pub fn verb(&self, verb: Verb) {
+        self.0.lock().unwrap().verbs.push(verb);
+    }
+
+    pub fn blocked_producer(&self, told: String) {
+        self.0.lock().unwrap().blocked_producers.push(told);
     }
 
     /// Notes a start; the answer notes the end, at the latest when it is dropped. Also tells how often the message was

@@ -99,7 +99,7 @@ async fn once(
     batch: &[NewEntry<'_>],
     patience: Patience,
 ) -> Result<Vec<Produced>, Try> {
-    let mut tx = database.pool.begin_with(patience.begin()).await.map_err(before_commit)?;
+    let mut tx = database.begin_with(patience.begin()).await.map_err(before_commit)?;
     let produced = engine::produce(database, &mut tx, stream, batch).await.map_err(|error| match error {
         ProduceError::Database(error) => before_commit(error),
         refused @ ProduceError::Refused(_) => Try::Failed(Failure::Refused(refused.into())),

@@ -301,10 +301,13 @@ impl Work<'_> {
             .unzip()
     }
 
-    /// Compacted messages that did not end well and have lost to a newer version: they end without a trace.
+    /// Compacted messages that did not end well and have lost to a newer version: they end without a trace. One that was
+    /// handed back goes back all the same: a turn passes it over, and counts it for the key's next delivery.
     async fn superseded(&mut self, lost: &HashSet<usize>) -> Result<HashSet<usize>, sqlx::Error> {
-        let failed = |one: &Settlement| match &one.keyed {
-            Some(keyed) if keyed.is_compacted && one.verdict != Verdict::Done => Some(Arc::clone(&keyed.lane.key)),
+        let failed = |one: &Settlement| match (&one.keyed, &one.verdict) {
+            (_, Verdict::Done) => None,
+            (_, Verdict::Again { failure: None, delay, .. }) if delay.is_zero() => None,
+            (Some(keyed), _) if keyed.is_compacted => Some(Arc::clone(&keyed.lane.key)),
             _ => None,
         };
         let (messages, keys): (Vec<i64>, Vec<Arc<str>>) =

@@ -94,6 +94,7 @@ impl Solo {
         // A settle does not panic; if it did, the delivery stays held and the next comparison finds it.
         match joined {
             Ok(ended) => self.ended.push(ended),
+            Err(error) if error.is_cancelled() => {} // with the process
             Err(error) => tracing::error!("a settle has panicked: {error}"),
         }
     }
