@@ -142,6 +142,8 @@ async fn a_flood_of_output_is_fine_but_cut() {
     assert_eq!(all_reported(&database, 1).await, [(id, 1)]);
     program.logged("bytes of output dropped: limits.log_bytes is 16384 a delivery").await;
     assert!(program.stderr().len() < 64 << 10, "{}", program.stderr().len());
+    wait_for("its counters are told", PATIENCE, async || stats(&database, &program).await["leases_lost"].is_u64())
+        .await;
     assert_eq!(stats(&database, &program).await["leases_lost"], 0);
     program.signal(Signal::TERM);
     assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());

@@ -107,8 +107,9 @@ create sequence {schema}.claim_id;
 -- turn looks up some rows among many all the same stands in functions/turn.sql.
 
 -- One row per claimed batch. Invariant: `pending` is what the host has not yet settled; ids leave it exactly once, and
--- a claim id is never used twice. No index on the group or the host: a turn would settle through it, and walk through
--- every dead row that an old snapshot keeps.
+-- a claim id is never used twice. A turn settles by primary key alone; through an index on the group it would walk through
+-- every dead row that an old snapshot keeps. So that one has a condition which every row meets, and only who wants all
+-- claims of a group names it: `id > 0`.
 create table {schema}.claim (
     id          bigint primary key,             -- from claim_id
     group_id    integer not null,
@@ -116,6 +117,7 @@ create table {schema}.claim (
     pending     int8multirange not null,
     claimed_at  timestamptz not null default clock_timestamp()
 ) with (fillfactor = 70);
+create index claim_group on {schema}.claim (group_id) where id > 0;
 
 -- Who has a key, or what it waits for. With `shards`, each lane of a key is a key of its own here.
 --   leased   host_id      that host runs the key's messages, one at a time, and takes further ones into its own queue

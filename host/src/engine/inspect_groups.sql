@@ -4,7 +4,7 @@
 -- Reads a bounded number of rows for each group, whatever the sizes: every count goes through an index range in its
 -- order and ends at $1 + 1. `between g.id and g.id` is an equality that the planner does not see through, so that only
 -- the index that begins with group_id gives the order; else it may walk another group's rows. Indexes: message_log primary key, dead_letter_open, exception_due, exception_host,
--- exception_deferred, exception primary key, claim, cursor_gap_group, message_key_lease_blocked.
+-- exception_deferred, exception primary key, claim_group, cursor_gap_group, message_key_lease_blocked.
 select g.name, g.handler, g.paused_at is not null as paused,
     fresh.count as fresh, late.count as late, ahead.ids as ids_ahead,
     claimed.pending + running.count as in_flight, due.waiting as retrying, due.delayed, deferred.count as deferred,
@@ -35,7 +35,7 @@ cross join lateral (
 ) as late
 cross join lateral (
     select coalesce(sum(upper(r.ids) - lower(r.ids)), 0)::bigint as pending, min(lower(r.ids)) as first_id
-    from {schema}.claim k, unnest(k.pending) as r (ids) where k.group_id = g.id
+    from {schema}.claim k, unnest(k.pending) as r (ids) where k.group_id = g.id and k.id > 0
 ) as claimed
 cross join lateral (
     select count(*) as count from {schema}.host h, lateral (

@@ -3,9 +3,9 @@
 -- which have used up their attempts ($3): those are dead-lettered in the same transaction; but a version that has lost to a
 -- newer one just ends, when it is taken. $4 is the error, $5 the group's concurrency_override; it may have changed since the
 -- claim, so a key may need a lease that it had not.
--- Called by engine::recover after recover_lock_group.sql; claim, exception_host, message_log primary key.
+-- Called by engine::recover after recover_lock_group.sql; claim_group, exception_host, message_log primary key.
 with gone as (
-    delete from {schema}.claim where host_id = $2 and group_id = $1 returning pending
+    delete from {schema}.claim where host_id = $2 and group_id = $1 and id > 0 returning pending
 ),
 claimed as materialized (
     select l.id as message_id, l.message_key, l.lane, l.compaction_rank, least(l.concurrency, $5::text::{schema}.concurrency) as mode

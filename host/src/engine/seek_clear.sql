@@ -1,8 +1,8 @@
 -- Voids everything that a group ($1) has under way, and raises its epoch: claims, exceptions, key leases, gaps. A message
 -- that was redriven is an open dead letter again, which holds its only sure copy.
--- Called by engine::seek after the locks; claim, exception and message_key_lease primary keys, cursor_gap_group.
+-- Called by engine::seek after the locks; claim_group, exception and message_key_lease primary keys, cursor_gap_group.
 with claims as (
-    delete from {schema}.claim where group_id = $1 returning pending
+    delete from {schema}.claim where group_id = $1 and id > 0 returning pending
 ),
 exceptions as (
     delete from {schema}.exception where group_id = $1 returning state, dead_letter_id

@@ -2,7 +2,7 @@
 -- is taken to stand at the end of any log, and what waits in it does not count. What is deferred counts with its key: one
 -- that is leased or ready; one that waits for a dead letter, is held, or rests, waits for people.
 -- Called by `up --drain`; the groups' indexes.
-select exists (select from {schema}.claim where group_id = g.id)
+select exists (select from {schema}.claim where group_id = g.id and id > 0)
         or exists (select from {schema}.exception where group_id = g.id and state <> 'deferred' and (g.paused_at is null or state = 'running'))
         or (g.paused_at is null and exists (
             select from {schema}.message_key_lease

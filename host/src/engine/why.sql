@@ -1,7 +1,7 @@
 -- Everything that is known of one message ($2) in one group ($1), as one JSON object. $3 transactions that produce just
 -- now, then the group's filter ($4 to $7), and how many messages before it are counted at most ($8).
 -- Called by engine::why after bounded_read.sql. A bounded number of rows whatever the sizes: message_log, cursor,
--- exception, compaction_head and message_key_lease primary keys, dead_letter_once, claim, cursor_gap_group.
+-- exception, compaction_head and message_key_lease primary keys, dead_letter_once, claim_group, cursor_gap_group.
 select to_jsonb(known) from (
     select c.claimed, c.begins_after, c.replay_upto, {schema}.log_floor_{stream_id}() as floor, ahead.count as ahead,
         coalesce(pg_sequence_last_value('{schema_text}.message_log_{stream_id}_id'::regclass), 0) as last_id,
@@ -35,7 +35,7 @@ select to_jsonb(known) from (
     left join lateral (
         select h.name as host, h.expires_at > clock_timestamp() as host_alive,
             to_char(k.claimed_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as since
-        from (select pending, host_id, claimed_at from {schema}.claim where group_id = $1 limit 10000) as k
+        from (select pending, host_id, claimed_at from {schema}.claim where group_id = $1 and id > 0 limit 10000) as k
         join {schema}.host h on h.id = k.host_id
         where k.pending @> $2 limit 1
     ) as claim on true

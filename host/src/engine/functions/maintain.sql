@@ -100,7 +100,7 @@ as $$
     select least(
             c.claimed + 1,
             (select min(lower(missing)) from {schema}.cursor_gap where group_id = g.id),
-            (select min(lower(pending)) from {schema}.claim where group_id = g.id),
+            (select min(lower(pending)) from {schema}.claim where group_id = g.id and id > 0),
             (select min(e.message_id) from {schema}.exception e where e.group_id = g.id and e.dead_letter_id is null)),
         g.name
     from {schema}.consumer_group g join {schema}.cursor c on c.group_id = g.id
