@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -398,17 +398,21 @@ async fn r2_a_message_that_kills_its_hosts_takes_none_with_it() {
         let dead =
             "select count(*) from {schema}.dead_letter where message_id = 6 and class = 'host_lost' and attempts = 3";
         for deaths in 1..=3 {
-            let reached = Arc::clone(&killed);
+            let (reached, is_gone) = (Arc::clone(&killed), Arc::new(AtomicBool::new(false)));
+            let lives = Arc::clone(&is_gone);
             let host = Process::start(&project, &spans, move |message| {
                 if message.id == 6 {
                     reached.fetch_add(1, Relaxed);
-                    std::thread::sleep(Duration::from_secs(1)); // it never answers
+                    while !lives.load(Relaxed) {
+                        std::thread::sleep(Duration::from_millis(10)); // it never answers
+                    }
                 }
                 done()
             })
             .await;
             wait_for("it kills its host", LIMIT, async || killed.load(Relaxed) == deaths).await;
             host.kill();
+            is_gone.store(true, Relaxed);
         }
         let host = Process::start(&project, &spans, |_| done()).await;
         wait_for("the dead letter", LIMIT, async || project.number(dead).await == 1).await;

@@ -23,6 +23,10 @@ use crate::{
 /// Offered messages a second.
 const OFFERED: u32 = 1000;
 
+/// What is sent so early does not count: connections open and their plans are made, which keeps two cores busy for half a
+/// second.
+const WARM_UP: Duration = Duration::from_secs(1);
+
 pub async fn measure(stage: &Stage, bench: &Bench) -> Result<Vec<Figure>> {
     let commit = commits(stage).await?;
     let floor = percentile(&commit, 0.5);
@@ -88,7 +92,9 @@ impl Handler for Timed {
         let sent = message.payload.as_deref().and_then(|payload| payload.first_chunk::<8>());
         if let Some(sent) = sent {
             let sent = Duration::from_nanos(u64::from_le_bytes(*sent));
-            self.latencies.lock().expect("pushing does not panic").push(now.saturating_sub(sent));
+            if sent >= WARM_UP {
+                self.latencies.lock().expect("pushing does not panic").push(now.saturating_sub(sent));
+            }
         }
         self.inner.handle(message, cut)
     }
@@ -105,7 +111,8 @@ async fn offer(stage: &Stage, bench: &Bench, name: &'static str, hint: bool) -> 
     let mut producing = JoinSet::new();
     let mut tick = tokio::time::interval(Duration::from_secs(1) / OFFERED);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
-    let count = bench.seconds * OFFERED;
+    let seconds = bench.seconds + u32::try_from(WARM_UP.as_secs()).unwrap_or(1);
+    let count = seconds * OFFERED;
     for _ in 0..count {
         tick.tick().await;
         while producing.len() >= 64 {

@@ -19,7 +19,8 @@
 --
 -- With a filter, up to 1000 rows are looked at in a turn, so that a group that wants few messages passes the others fast.
 --
--- Most turns find no gap, no filter, no key and no hole: they only look how far the log goes, and read that far.
+-- Most turns find no gap, no filter, no delayed message and no hole: they only look how far the log goes, and what keys
+-- matter on the way, and read that far. The long statement would find the same.
 -- Indexes: claim and cursor primary keys, exception_due. The log is only read through functions/log.sql, which touches few partitions.
 --
 -- Rows: the first has source 0 and tells how the turn went (note, settled, ran, frontier); the others are messages,
@@ -98,7 +99,8 @@ declare
     v_has_gaps boolean;
     v_partition text;                           -- of the log, where the cursor stands; null: the long way
     v_upto bigint;                              -- the end of what follows the cursor without a hole
-    v_is_plain boolean;                         -- every id up to there is taken, and no key matters
+    v_is_whole boolean;                         -- every id up to there is taken
+    v_is_plain boolean;                         -- and no key matters
     v_run bigint[];                             -- messages of the log this turn takes
     v_late bigint[];                            -- those of them that lie in gaps
     v_keyed_ids bigint[];                       -- fresh messages with a key mode, or compacted
@@ -203,15 +205,21 @@ begin
     if v_want > 0 and not v_has_gaps and not v_is_filtered then
         v_partition := {schema}.log_partition_{stream_id}(v_cursor + 1);
     end if;
-    if v_partition is not null then             -- what most turns find, and the long way below would find as well
-        select upto, is_plain and (bytes <= p_want_bytes or upto = v_cursor + 1) into v_upto, v_is_plain
+    if v_partition is not null then
+        select upto, is_plain, is_due and (bytes <= p_want_bytes or upto = v_cursor + 1) into v_upto, v_is_plain, v_is_whole
         from {schema}.log_prefix_{stream_id}(v_partition, v_cursor, v_want, p_override);
     end if;
-    if v_is_plain then
+    if v_is_whole then
         v_frontier := v_upto;
         update {schema}.cursor set claimed = v_frontier where group_id = p_group;
-        insert into {schema}.claim (id, group_id, host_id, pending)
-        values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
+        if v_is_plain then
+            insert into {schema}.claim (id, group_id, host_id, pending)
+            values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
+        else
+            select plain, ids, keys, lanes, modes, compacted, array_fill(null::timestamptz, array[cardinality(ids)])
+            into v_run, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes, v_keyed_compacted, v_keyed_due
+            from {schema}.log_keys_{stream_id}(v_partition, v_cursor, v_frontier, p_override);
+        end if;
     elsif v_want > 0 then
         if v_has_gaps then
             select coalesce(array_agg(virtualtransaction), '{}'), coalesce(bool_or(virtualtransaction like '-1/%'), false)
@@ -325,19 +333,18 @@ begin
             array_agg(case when not is_due then deliver_after end) filter (where not is_plain)
         into v_frontier, v_run, v_late, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes, v_keyed_compacted, v_keyed_due
         from taken;
-
-        if v_keyed_ids is not null then
-            v_keyed_run := {schema}.lease_fresh_{stream_id}(p_group, p_host, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes,
-                v_keyed_compacted, v_keyed_due, p_full_keys, p_full_lanes, p_lane_max);
-            v_run := v_run || v_keyed_run;
-        end if;
-        if v_run is not null then
-            insert into {schema}.claim (id, group_id, host_id, pending)
-            select v_claim, p_group, p_host, case
-                when max(id) - min(id) + 1 = count(*) then int8multirange(int8range(min(id), max(id), '[]'))
-                else range_agg(int8range(id, id, '[]')) end
-            from unnest(v_run) as id having count(*) > 0;
-        end if;
+    end if;
+    if v_keyed_ids is not null then
+        v_keyed_run := {schema}.lease_fresh_{stream_id}(p_group, p_host, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes,
+            v_keyed_compacted, v_keyed_due, p_full_keys, p_full_lanes, p_lane_max);
+        v_run := v_run || v_keyed_run;
+    end if;
+    if v_run is not null then
+        insert into {schema}.claim (id, group_id, host_id, pending)
+        select v_claim, p_group, p_host, case
+            when max(id) - min(id) + 1 = count(*) then int8multirange(int8range(min(id), max(id), '[]'))
+            else range_agg(int8range(id, id, '[]')) end
+        from unnest(v_run) as id having count(*) > 0;
     end if;
 
     if v_held_keys <> '{}' or v_keyed_ids is not null then
@@ -359,7 +366,7 @@ begin
         select array_agg(message_key), array_agg(versions) into v_skip_keys, v_skip_versions from gone;
     end if;
 
-    if v_is_plain then
+    if v_is_whole and v_is_plain then
         return query execute format(
             'select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, $1, id, message_key, compaction_rank,
                 routing_key, headers::text, content_type, payload, (date_part(''epoch'', created_at) * 1000)::bigint,

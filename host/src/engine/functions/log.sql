@@ -48,10 +48,11 @@ as $$
 $$;
 
 -- How far the log goes on after a position without a hole, at most p_want messages, in one of its partitions: what most
--- turns look for. Null: nothing is visible there, or a hole comes first. Index: message_log primary key.
+-- turns look for. `is_plain`: no key matters there; `is_due`: and no time. Null: nothing is visible there, or a hole comes
+-- first. Index: message_log primary key.
 create or replace function {schema}.log_prefix_{stream_id}(
     p_partition text, p_after bigint, p_want integer, p_override {schema}.concurrency
-) returns table (upto bigint, bytes bigint, is_plain boolean)
+) returns table (upto bigint, bytes bigint, is_plain boolean, is_due boolean)
 language plpgsql stable rows 1
 as $$
 declare
@@ -60,10 +61,10 @@ declare
 begin
     for try in 1..2 loop
         execute format(
-            'select max(id), count(*), sum(octet_length(payload)), bool_and((concurrency = ''parallel'' or $3 is not distinct from ''parallel'')
-                and compaction_rank is null and deliver_after is null)
+            'select max(id), count(*), sum(octet_length(payload)), bool_and(deliver_after is null), bool_and(
+                (concurrency = ''parallel'' or $3 is not distinct from ''parallel'') and compaction_rank is null)
             from {schema_format}.%I where id > $1 and id <= $2', p_partition)
-        into upto, v_rows, bytes, is_plain using p_after, v_upto, p_override;
+        into upto, v_rows, bytes, is_due, is_plain using p_after, v_upto, p_override;
         if v_rows = upto - p_after then         -- no hole
             return next;
             return;
@@ -74,6 +75,29 @@ begin
         into v_upto using p_after, upto;
         exit when v_upto is null;
     end loop;
+end
+$$;
+
+-- What keys matter of the messages after one position up to another, in one partition: `plain` for those without, and one
+-- element of each of the others. `mode` as the group treats it. Index: message_log primary key.
+create or replace function {schema}.log_keys_{stream_id}(
+    p_partition text, p_after bigint, p_upto bigint, p_override {schema}.concurrency
+) returns table (plain bigint[], ids bigint[], keys text[], lanes smallint[], modes {schema}.concurrency[], compacted boolean[])
+language plpgsql stable rows 1
+as $$
+begin
+    return query execute format(
+        'select array_agg(id) filter (where is_plain), array_agg(id) filter (where not is_plain),
+            array_agg(message_key) filter (where not is_plain), array_agg(lane) filter (where not is_plain),
+            array_agg(mode) filter (where not is_plain), array_agg(compacted) filter (where not is_plain)
+        from (
+            select *, mode = ''parallel'' and not compacted as is_plain
+            from (
+                select id, message_key, lane, least(concurrency, $3) as mode, compaction_rank is not null as compacted
+                from {schema_format}.%I where id > $1 and id <= $2 order by id
+            ) as m
+        ) as m', p_partition)
+    using p_after, p_upto, p_override;
 end
 $$;
 
