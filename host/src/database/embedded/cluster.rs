@@ -2,8 +2,11 @@
 
 use std::{
     fs::{self, File},
+    io,
     path::Path,
     process::{Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -53,9 +56,7 @@ fn data_major(data: &Path) -> Result<Option<u32>> {
 /// A crash in the middle leaves only `unfinished`, which the next start removes: `data` is whole or absent.
 fn initdb(binaries: &Binaries, places: &Places, owner: &Owner, throw_away: bool) -> Result<()> {
     let unfinished = &places.unfinished;
-    if unfinished.exists() {
-        fs::remove_dir_all(unfinished).with_context(|| format!("remove the unfinished {}", unfinished.display()))?;
-    }
+    remove(unfinished).with_context(|| format!("remove the unfinished {}", unfinished.display()))?;
     owner.private_folder(unfinished)?;
     let mut command = owner.command(binaries.program("initdb"));
     command.arg("--pgdata").arg(unfinished);
@@ -70,6 +71,20 @@ fn initdb(binaries: &Binaries, places: &Places, owner: &Owner, throw_away: bool)
         .with_context(|| format!("rename {} to {}", unfinished.display(), places.data.display()))?;
     let parent = places.data.parent().expect("the data folder is below its home");
     File::open(parent).and_then(|folder| folder.sync_all()).with_context(|| format!("sync {}", parent.display()))
+}
+
+/// Removes a folder, if it is there. The `initdb` of a host that was killed lives on for a moment and still writes into it.
+fn remove(folder: &Path) -> io::Result<()> {
+    let patience = Instant::now() + Duration::from_secs(30);
+    loop {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < patience => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            removed => return removed,
+        }
+    }
 }
 
 fn last_lines(output: &Output) -> String {
@@ -112,4 +127,30 @@ pub fn settings(places: &Places, throw_away: bool) -> Result<Vec<String>> {
         settings.extend(["fsync=off", "full_page_writes=off"].map(str::to_owned));
     }
     Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_somebody_still_writes_into_is_removed() {
+        let home = std::env::temp_dir().join(format!("millstream-remove-{}", std::process::id()));
+        let folder = home.join("postgres.unfinished");
+        fs::create_dir_all(&folder).unwrap();
+        let written = folder.clone();
+        let writer = thread::spawn(move || {
+            let mut count = 0;
+            // Ends once its folder is gone, as `initdb` does.
+            while fs::write(written.join(count.to_string()), "x").is_ok() && count < 20_000 {
+                count += 1;
+            }
+        });
+        thread::sleep(Duration::from_millis(20));
+        remove(&folder).unwrap();
+        writer.join().unwrap();
+        remove(&folder).unwrap(); // nothing is there, which is no error
+        assert!(!folder.exists());
+        fs::remove_dir_all(&home).unwrap();
+    }
 }
