@@ -38,7 +38,7 @@ async fn check_failures(instance: Instance) {
         (
             r#"{"do": "panic", "reason": "the cat sat on it"}"#,
             FailureClass::Panic,
-            &["unreachable", "the cat sat on it", " - flaky::act", "stderr:"],
+            &["unreachable", "the cat sat on it", "flaky::act", "stderr:"],
         ),
         (r#"{"do": "spin"}"#, FailureClass::Timeout, &["while it computed", "spin"]),
         (r#"{"do": "sleep", "ms": 60000}"#, FailureClass::Timeout, &["waiting in a call of the host"]),

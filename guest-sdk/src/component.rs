@@ -23,6 +23,7 @@ pub mod bindings {
             "wit/deps/wasi-logging",
             "wit/deps/wasi-config",
             "wit/deps/wasi-io",
+            "wit/deps/wasi-clocks",
             "wit/deps/wasi-http",
             "wit/handler.wit",
         ],
