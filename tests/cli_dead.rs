@@ -242,3 +242,11 @@ async fn one_group_never_touches_what_is_anothers() {
     }
     assert_eq!(ids(&verbs.json(&["dead", "list"])).len(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_class_that_there_is_none_of_is_refused() {
+    let verbs = Verbs::declare(STREAMS_TOML).await;
+    for verb in ["list", "redrive", "discard"] {
+        verbs.refused(&["dead", verb, "--class", "pannic"], 2, &["'pannic'", "panic, timeout"]);
+    }
+}

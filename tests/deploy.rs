@@ -254,6 +254,7 @@ async fn bad_files_are_refused_in_one_line_and_the_old_one_serves_on() {
     folder.let_things_happen().await;
     rename_over(&folder.file(), &version(1));
     folder.wait_for("the error is gone", |status| status.last_error.is_none()).await;
+    expected.push("INFO x.wasm is again the version that serves".to_owned());
     rename_over(&folder.file(), &version(2));
     folder.wait_for_version(2).await;
     expected.push(replaced(1, 2));
@@ -287,7 +288,8 @@ async fn a_deleted_file_serves_on_and_is_said_once() {
     folder.wait_for("it is back", |status| status.last_error.is_none()).await;
     assert_eq!(folder.status().reloads, 0);
     let warning = format!("WARN x.wasm was deleted from {path}; its last version keeps serving until the host stops");
-    assert_eq!(folder.stop().await, [deployed(1), warning]);
+    let back = "INFO x.wasm is again the version that serves".to_owned();
+    assert_eq!(folder.stop().await, [deployed(1), warning, back]);
 }
 
 /// Without any event: the folder does not exist at the start, so that nothing can be watched.

@@ -54,6 +54,8 @@ async fn a_changed_streams_toml_is_applied_and_a_broken_one_refused_whole() {
     assert_eq!(groups(&database).await, 2);
     tell(&database, json!({"do": "report"}), 5).await;
     all_reported(&database, 20).await;
+    rewrite(&program, &playground("", SECOND));
+    program.logged("read the changed streams.toml: it is valid, and nothing of it is new").await;
     // A group that is taken out stops here.
     rewrite(&program, &playground("", ""));
     let taken = || program.lines(&["delivered", "group=\"second\""]);

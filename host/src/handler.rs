@@ -168,6 +168,21 @@ pub enum FailureClass {
 }
 
 impl FailureClass {
+    pub const ALL: [Self; 12] = [
+        Self::Failed,
+        Self::Rejected,
+        Self::Panic,
+        Self::Timeout,
+        Self::CpuLimit,
+        Self::MemoryLimit,
+        Self::OutOfBounds,
+        Self::StackOverflow,
+        Self::HostLost,
+        Self::Host,
+        Self::KeyRests,
+        Self::Skipped,
+    ];
+
     /// The name used in SQL, JSON and metrics.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -100,6 +100,19 @@ pub fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// An error's first line is cut here in tables and lines; `dead show` has all of it.
+const ERROR_CHARS_MAX: usize = 60;
+
+/// What of an error fits into a table or a line.
+pub fn first_line(error: &str) -> String {
+    let line = error.lines().next().unwrap_or_default();
+    let mut short: String = line.chars().take(ERROR_CHARS_MAX).collect();
+    if short.len() < line.len() {
+        short.push_str("...");
+    }
+    short
+}
+
 /// Keys and error texts come from anywhere: control characters in them must not reach a terminal.
 pub fn visible(text: &str) -> String {
     let escaped = |c: char| c.is_control().then(|| c.escape_default().to_string());

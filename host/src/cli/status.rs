@@ -170,6 +170,8 @@ fn groups(state: &State) -> String {
     let columns = [
         Column::left("group"),
         Column::right("lag"),
+        Column::right("retrying"),
+        Column::right("blocked keys"),
         Column::right("dead"),
         Column::left("handler"),
         Column::left("serves"),
@@ -193,6 +195,8 @@ fn group_cells(group: &GroupState, hosts: &[HostState]) -> Vec<String> {
     vec![
         group.group.clone(),
         format!("{}{}", about(group.lag_exact), human::count(group.lag.unsigned_abs())),
+        human::count(group.retrying.unsigned_abs()),
+        human::count(group.blocked_keys.unsigned_abs()),
         format!("{}{}", about(group.dead_exact), human::count(group.dead.unsigned_abs())),
         group.handler.clone(),
         serves.to_owned(),

@@ -3,7 +3,11 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::{Global, human, output::visible, with_database::with_database};
+use super::{
+    Global, human,
+    output::{first_line, visible},
+    with_database::with_database,
+};
 use crate::engine::{self, Fate};
 
 #[derive(Args, Debug)]
@@ -54,9 +58,11 @@ fn fate(fate: &Fate) -> String {
             let dead = if *host_alive { "" } else { "; its lease has run out, another host takes over" };
             format!("with host {host}{since}, attempt {attempt} of {max_attempts}{dead}")
         }
-        Fate::Retrying { due_at, is_due, attempt, max_attempts, class, redriven_from } => {
+        Fate::Retrying { due_at, is_due, attempt, max_attempts, class, error, redriven_from } => {
             let due = if *is_due { "due since" } else { "at" };
-            let last = class.as_ref().map(|class| format!("; the last one failed: {class}")).unwrap_or_default();
+            let told =
+                |class| format!("; the last one failed: {class}: {}", first_line(error.as_deref().unwrap_or_default()));
+            let last = class.as_ref().map(told).unwrap_or_default();
             let redriven = redriven_from.map(|id| format!("; redriven from dead letter {id}")).unwrap_or_default();
             format!("waits for attempt {attempt} of {max_attempts}, {due} {due_at}{last}{redriven}")
         }
@@ -67,14 +73,17 @@ fn fate(fate: &Fate) -> String {
         Fate::Deferred { key_host: Some(host), .. } => format!("waits behind its key, which is with host {host}"),
         Fate::Deferred { .. } => "waits behind its key, which the next turn takes".to_owned(),
         Fate::Superseded { by } => format!("superseded by message {by}, a newer version of its key"),
-        Fate::Dead { dead_letter_id, class, attempts, died_at, redriven_at } => {
+        Fate::Dead { dead_letter_id, class, error, attempts, died_at, redriven_at } => {
             let redriven = redriven_at.as_ref().map(|at| format!(", redriven at {at}")).unwrap_or_default();
-            format!("dead letter {dead_letter_id} since {died_at}: {class}, after {attempts} attempts{redriven}")
+            let error = first_line(error);
+            format!(
+                "dead letter {dead_letter_id} since {died_at}{redriven}, after {attempts} attempts: {class}: {error}"
+            )
         }
         Fate::BeforeStart { begins_after, claimed_before } => {
             let handled = if *claimed_before { "; before that it had passed it" } else { "" };
             format!("the group began, or was sent, after {begins_after}, behind it{handled}")
         }
-        Fate::Settled => "done".to_owned(),
+        Fate::Settled => "done, unless its dead letter was discarded".to_owned(),
     }
 }

@@ -159,11 +159,13 @@ impl Groups {
         if state.compiled.contains_key(file) { Serving::Older } else { Serving::Nothing }
     }
 
-    /// The file that serves lies in the folder again.
-    pub fn clear_error(&self, file: &str) {
+    /// The file that serves lies in the folder; answers whether that is news.
+    pub fn clear_error(&self, file: &str) -> bool {
+        let mut is_news = false;
         for group in self.state().groups.values_mut().filter(|group| group.deployment.file == file) {
-            group.status.last_error = None;
+            is_news |= group.status.last_error.take().is_some();
         }
+        is_news
     }
 }
 

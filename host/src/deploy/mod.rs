@@ -224,8 +224,9 @@ impl Watching {
             Decision::Nothing => {
                 if let Seen::File { digest, .. } = seen
                     && self.files.get(name).is_some_and(|file| file.candidate.serves(digest))
+                    && self.groups.clear_error(name)
                 {
-                    self.groups.clear_error(name);
+                    tracing::info!("{name} is again the version that serves");
                 }
             }
             Decision::Load => {

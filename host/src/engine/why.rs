@@ -47,13 +47,14 @@ pub enum Fate {
     InGap,
     /// A host holds it: it runs there, or is about to.
     Claimed { host: String, host_alive: bool, since: Option<String>, attempt: i32, max_attempts: u32 },
-    /// It waits for an attempt. `class`: how the last one failed; `None` when it was handed back or redriven.
+    /// It waits for an attempt. `class` and `error`: how the last one failed; `None` when it was handed back or redriven.
     Retrying {
         due_at: String,
         is_due: bool,
         attempt: i32,
         max_attempts: u32,
         class: Option<String>,
+        error: Option<String>,
         redriven_from: Option<i64>,
     },
     /// It waits for its `deliver_after`.
@@ -62,13 +63,20 @@ pub enum Fate {
     /// after a dead letter; else any host may take it now.
     Deferred { key_host: Option<String>, blocked_by: Option<i64>, key_paused: bool, key_rests: bool },
     /// The group gave up on it.
-    Dead { dead_letter_id: i64, class: String, attempts: i32, died_at: String, redriven_at: Option<String> },
+    Dead {
+        dead_letter_id: i64,
+        class: String,
+        error: String,
+        attempts: i32,
+        died_at: String,
+        redriven_at: Option<String>,
+    },
     /// It stands before the position at which the group began, or to which it was moved last. `claimed_before`: the
     /// group had passed it once, before a seek.
     BeforeStart { begins_after: i64, claimed_before: bool },
     /// It has lost to this newer version of its key: it is not delivered, unless it was before.
     Superseded { by: i64 },
-    /// It is done.
+    /// It is done; or its dead letter was discarded, of which nothing is kept.
     Settled,
 }
 
@@ -173,6 +181,7 @@ struct Exception {
     state: String,
     failures: i32,
     class: Option<String>,
+    error: Option<String>,
     redriven_from: Option<i64>,
     /// Both are there while it waits or is delayed.
     due_at: Option<String>,
@@ -191,6 +200,7 @@ struct Exception {
 struct Dead {
     id: i64,
     class: String,
+    error: String,
     attempts: i32,
     message_key: Option<String>,
     is_replayed: bool,
@@ -238,6 +248,7 @@ impl Facts {
                 attempt,
                 max_attempts,
                 class: exception.class,
+                error: exception.error,
                 redriven_from: exception.redriven_from,
             },
         })
@@ -245,9 +256,9 @@ impl Facts {
 
     /// A dead letter ends it, unless the group was sent back to it since.
     fn dead(&self) -> Option<Fate> {
-        let Dead { id, class, attempts, died_at, redriven_at, .. } =
+        let Dead { id, class, error, attempts, died_at, redriven_at, .. } =
             self.dead.clone().filter(|dead| !dead.is_replayed)?;
-        Some(Fate::Dead { dead_letter_id: id, class, attempts, died_at, redriven_at })
+        Some(Fate::Dead { dead_letter_id: id, class, error, attempts, died_at, redriven_at })
     }
 
     /// It is in the log, and nothing of the group's holds it.

@@ -40,7 +40,7 @@ select to_jsonb(known) from (
         where k.pending @> $2 limit 1
     ) as claim on true
     left join lateral (
-        select e.state::text as state, e.failures, e.last_class as class, e.dead_letter_id as redriven_from,
+        select e.state::text as state, e.failures, e.last_class as class, e.last_error as error, e.dead_letter_id as redriven_from,
             e.due_at <= clock_timestamp() as is_due,
             to_char(e.due_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as due_at,
             h.name as host, h.expires_at > clock_timestamp() as host_alive,
@@ -53,7 +53,7 @@ select to_jsonb(known) from (
         where e.group_id = $1 and e.message_id = $2
     ) as exception on true
     left join lateral (
-        select d.id, d.class, d.attempts, d.message_key, d.replayed_at is not null as is_replayed,
+        select d.id, d.class, d.error, d.attempts, d.message_key, d.replayed_at is not null as is_replayed,
             to_char(d.died_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as died_at,
             to_char(d.redriven_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as redriven_at
         from {schema}.dead_letter d where d.group_id = $1 and d.message_id = $2

@@ -6,7 +6,7 @@ use clap::Args;
 use super::{
     super::{
         Global,
-        output::{Column, complain},
+        output::{Column, complain, first_line},
         with_database::with_database,
     },
     selection::Filter,
@@ -40,9 +40,6 @@ const COLUMNS: [Column; 9] = [
     Column::left("error"),
 ];
 
-/// An error's first line is cut here in the table; `dead show` has all of it.
-const ERROR_CHARS_MAX: usize = 60;
-
 impl List {
     pub(super) async fn run(&self, global: &Global) -> Result<()> {
         let page = with_database(global, async |database, _| {
@@ -73,13 +70,4 @@ fn cells(letter: &DeadLetter) -> Vec<String> {
         letter.replayed_at.clone().unwrap_or_default(),
         first_line(&letter.error),
     ]
-}
-
-fn first_line(error: &str) -> String {
-    let line = error.lines().next().unwrap_or_default();
-    let mut short: String = line.chars().take(ERROR_CHARS_MAX).collect();
-    if short.len() < line.len() {
-        short.push_str("...");
-    }
-    short
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, builder::PossibleValuesParser};
 
-use crate::{config::parse_duration, engine::DeadFilter};
+use crate::{config::parse_duration, engine::DeadFilter, handler::FailureClass};
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct Filter {
-    /// Only failures of this class, such as panic or timeout
-    #[arg(long)]
+    /// Only failures of this class
+    #[arg(long, hide_possible_values = true, value_parser = PossibleValuesParser::new(FailureClass::ALL.map(FailureClass::as_str)))]
     pub class: Option<String>,
     /// Only messages with this key
     #[arg(long)]

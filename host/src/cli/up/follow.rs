@@ -48,6 +48,9 @@ impl Follower {
         };
         if self.applies {
             match engine::apply(database, &config).await {
+                Ok(changes) if changes.is_empty() => {
+                    tracing::info!("read the changed streams.toml: it is valid, and nothing of it is new");
+                }
                 Ok(changes) => changes.iter().for_each(|change| tracing::info!("applied: {change}")),
                 Err(error) => {
                     tracing::error!("failed to apply the changed streams.toml, the old one goes on: {error:#}");
