@@ -90,7 +90,7 @@ impl Open {
                     Err(Fault::Lost) => return Err(SqlError::Lost),
                     Err(fault @ Fault::Refused { .. }) => {
                         let next = what_next(&fault, *form, types, statement);
-                        refused = Some(explain(fault, *form));
+                        refused = Some(explain(fault, *form, &statement.text));
                         match next {
                             Next::Types => {}
                             Next::Form => continue 'forms,
@@ -230,8 +230,9 @@ fn what_next(fault: &Fault, form: Form, types: Types, statement: &SqlStatement) 
     }
 }
 
-fn explain(fault: Fault, form: Form) -> SqlError {
+fn explain(fault: Fault, form: Form, statement: &str) -> SqlError {
     let Fault::Refused { sqlstate, message, constraint } = fault else { return SqlError::Lost };
+    let message = without_value(&sqlstate, &message, statement);
     match &*sqlstate {
         "57014" => SqlError::Timeout,
         "MS013" => SqlError::Limit(format!(
@@ -257,7 +258,7 @@ fn fault(error: sqlx::Error) -> Fault {
     match error {
         sqlx::Error::Database(ref database) if !is_ambiguous_commit(&error) => {
             let sqlstate = database.code().unwrap_or_default().into_owned();
-            let message = without_value(&sqlstate, database.message());
+            let message = database.message().to_owned();
             Fault::Refused { sqlstate, message, constraint: database.constraint().map(str::to_owned) }
         }
         error => {
@@ -337,7 +338,7 @@ fn unfinished(error: sqlx::Error) -> Unfinished {
     let is_ours = is_ambiguous_commit(&error) || reaction(&error) == Reaction::Busy;
     match error.as_database_error() {
         Some(database) if !is_ours || database.code().as_deref() == Some("57014") => {
-            Unfinished::Refused(without_value(&database.code().unwrap_or_default(), database.message()))
+            Unfinished::Refused(without_value(&database.code().unwrap_or_default(), database.message(), ""))
         }
         _ => Unfinished::Database(error),
     }
