@@ -2,16 +2,21 @@
 //! its ordered key or its compacted key, and nothing else: not other messages of the stream, not coalesced produces, not
 //! settles with outbox messages, those that share a batch with blocked ones included. In `make soak` it stays open for 30 s.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millstream::{
     client::{Client, Concurrency, ProduceOptions},
-    handler::{Finished, Message, NewMessage},
+    handler::{Finished, Handler, Handling, Message, NewMessage, SqlValue, SqlWants},
 };
 use tokio::{task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     engine::{Project, Session, done, text},
+    guest::{as_role, project_with_role, run, with_role},
     handlers::rounds,
     wait_for,
 };
@@ -144,5 +149,68 @@ async fn a_transaction_left_open_delays_only_what_needs_its_keys() {
     assert_eq!(stored, i64::try_from(all).unwrap());
     assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
     client.close().await;
+    host.drain().await;
+}
+
+/// Notes its message with SQL, and leaves a receipt.
+struct Noting;
+
+impl Handler for Noting {
+    fn handle<'a>(&'a self, message: Message, _: &'a CancellationToken) -> Handling<'a> {
+        Box::pin(async move {
+            let sql = message.sql.clone().expect("a grant");
+            let payload = String::from_utf8(message.payload.clone().unwrap()).unwrap();
+            let note = "insert into noted values ($1)";
+            let noted = run(&*sql, note, &[SqlValue::Text(payload)], SqlWants::Count, LIMIT).await;
+            // Whatever it says: a connection that is lost is not the handler's failure.
+            if noted.is_ok() { receipt(message) } else { done() }
+        })
+    }
+}
+
+/// A delivery that ran SQL holds its connection while it waits for the open transaction: for 5 s, then it comes again, no
+/// attempt counted. As many of them as there are connections hold up nothing for good, neither deliveries like them nor the
+/// comparison after a lease, without which a lost delivery would never come again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deliveries_with_sql_that_meet_an_open_transaction_let_others_by() {
+    let (project, role) = project_with_role("").await;
+    let streams =
+        with_role(&role, "").replace("[streams.orders]", "lease = \"1500ms\"\nheartbeat = \"500ms\"\n[streams.orders]");
+    let project = project.declare_again(&streams).await;
+    as_role(&project, &role, "create table public.noted (what text)").await;
+    let host = project.host_with(&[("email", Arc::new(Noting) as Arc<dyn Handler>)]).await;
+    let mut open = open_transaction(&project).await;
+    project.produce("orders", &vec![text("once "); 16]).await;
+    let blocked =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    wait_for("all of them wait", LIMIT, async || project.number(blocked).await == 16).await;
+    let (began, at_least) = (Instant::now(), rounds(Duration::from_secs(6), Duration::from_secs(30)));
+    let mut round = 0;
+    while began.elapsed() < at_least {
+        round += 1;
+        let free: Vec<_> = (0..10).map(|n| text(&format!("plain {round}.{n}"))).collect();
+        project.produce("orders", &free).await;
+        let noted = "select count(*) from public.noted where what like 'plain %'";
+        wait_for("others go on", LIMIT, async || project.number(noted).await == 11 * round - 1).await;
+        // As a turn whose reply is lost leaves it: the host knows nothing of this one until it compares.
+        project
+            .run(
+                "begin; select pg_advisory_xact_lock({lock_class} + 1, 1);
+                 with drawn as (select id from {schema}.produce('orders', 'plain lost')),
+                 moved as (update {schema}.cursor set claimed = drawn.id from drawn)
+                 insert into {schema}.claim (id, group_id, host_id, pending)
+                 select nextval('{schema_text}.claim_id'), 1, h.id, int8multirange(int8range(d.id, d.id, '[]'))
+                 from drawn d, {schema}.host h; commit",
+            )
+            .await;
+        wait_for("a lost one comes again", LIMIT, async || project.number(noted).await == 11 * round).await;
+    }
+    assert_eq!(project.number("select count(*) from public.noted where what = 'once '").await, 0);
+    open.run("commit").await;
+    wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
+    assert_eq!(project.number("select count(*) from public.noted where what = 'once '").await, 16);
+    assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+    let receipts = project.number("select count(*) from {schema}.message_log_2").await;
+    assert_eq!(receipts, 11 * round + 3, "the open transaction's three, of which those under its key are one");
     host.drain().await;
 }

@@ -119,6 +119,8 @@ pub enum Patience {
     Brief,
     /// For one that is known to be blocked: long enough to keep its place in the queue for the lock for a while.
     Long,
+    /// For one whose handler would have to run again: what it has done is in this transaction, and lost with it.
+    Longest,
     Endless,
 }
 
@@ -127,6 +129,7 @@ impl Patience {
         match self {
             Self::Brief => Some("set local lock_timeout = '20ms'"),
             Self::Long => Some("set local lock_timeout = '250ms'"),
+            Self::Longest => Some("set local lock_timeout = '5s'"),
             Self::Endless => None,
         }
     }
@@ -175,8 +178,9 @@ async fn settle_within(
 
 /// Settles a delivery inside the transaction in which its handler ran SQL: both are committed, or neither.
 ///
-/// As [`settle`]; whenever this does not answer that it committed, or the future is dropped, the handler's SQL is undone,
-/// and the delivery must not be settled as done any more.
+/// As [`settle`], but it waits for another producer's lock for 5 s at most, since it has a connection meanwhile. Whenever
+/// this does not answer that it committed, or the future is dropped, the handler's SQL is undone, and the delivery must not
+/// be settled as done any more.
 pub async fn settle_with_sql(
     host: HostId,
     group: &GroupHandle,
@@ -193,7 +197,7 @@ pub async fn settle_with_sql(
     }
     let database = sql.database();
     let batch = std::slice::from_ref(one);
-    let patience = Patience::Endless; // what its handler has done is in this transaction, and lost with it
+    let patience = Patience::Longest;
     let settled = Work { database: &database, tx: sql.connection(), host, group, batch, patience }.run().await?;
     if settled.is_to_commit(batch) {
         sql.commit().await?;
