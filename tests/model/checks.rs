@@ -128,11 +128,11 @@ fn e2_what_is_done_is_done_once(facts: &Facts) -> Vec<String> {
     if facts.cuts_connections {
         return found; // a settle whose answer is lost may be void, and its message given back
     }
-    for (((group, age), id), all) in facts.by_message() {
+    for (((group, age), id, redriven), all) in facts.by_line() {
         for pair in all.windows(2) {
             let (before, after) = (pair[0], pair[1]);
-            // A dead letter that stayed when its message came again may be redriven all the same.
-            if age > 0 && after.delivery.redriven != before.delivery.redriven {
+            // Its message came as well, since a seek, and died.
+            if redriven && facts.has_died((group, age), id, before.delivery.start, after.delivery.start) {
                 continue;
             }
             // What a host began just before it heard of a seek looks like what it took after it.
@@ -220,7 +220,7 @@ fn t5_effects_exist_once(facts: &Facts) -> Vec<String> {
 /// R1, R5. "Never more than N counted failures"; "attempts belong to the message, a new head starts at 1".
 fn r1_attempts_are_bounded(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    for ((age @ (group, _), id), all) in facts.by_message() {
+    for ((age @ (group, _), id, _), all) in facts.by_line() {
         let most = facts.groups[group].max_attempts;
         for life in lives(facts, age, &all) {
             let failures = life.iter().filter(|told| told.how.is_failure()).count();
@@ -238,8 +238,8 @@ fn r1_attempts_are_bounded(facts: &Facts) -> Vec<String> {
 /// R2, O8. "A crash of the host counts one attempt for what it had claimed; hand-back, `later`, O8 do not."
 fn r2_only_failures_and_lost_hosts_count(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
-    for ((age @ (group, _), id), all) in facts.by_message() {
-        let Some(fact) = facts.messages.get(&id) else { continue };
+    for ((age @ (group, _), id, _), all) in facts.by_line() {
+        let fact = &facts.messages[&id];
         for life in lives(facts, age, &all) {
             let mut failures = 0;
             for told in &life {
@@ -265,16 +265,14 @@ fn lost_hosts(facts: &Facts, from: Micros, until: Micros) -> u32 {
     u32::try_from(lost.count()).unwrap()
 }
 
-/// Deliveries of a message between two redrives, which begin anew.
+/// Deliveries of one line of a message between two redrives, which begin anew.
 fn lives<'a>(facts: &Facts, age: Age, all: &[&'a Told]) -> Vec<Vec<&'a Told>> {
     let mut lives: Vec<Vec<&Told>> = Vec::new();
     for told in all {
-        let again = lives.last().and_then(|life| life.last()).is_none_or(|before| {
-            let is_between = |at| before.delivery.start < at && at < told.delivery.start;
-            // Or the message itself comes, which a seek has brought back, after its dead letter.
-            facts.deaths_of(age, told.delivery.id).any(|death| death.what == "open" && is_between(death.at))
-                || before.delivery.redriven && !told.delivery.redriven
-        });
+        let again = lives
+            .last()
+            .and_then(|life| life.last())
+            .is_none_or(|before| facts.has_died(age, told.delivery.id, before.delivery.start, told.delivery.start));
         if again {
             lives.push(Vec::new());
         }
@@ -292,7 +290,7 @@ fn r3_backoff_and_delay_are_lower_bounds(facts: &Facts) -> Vec<String> {
             found.push(format!("O11: message {} came before it was due: {told:?}", told.delivery.id));
         }
     }
-    for (((group, _), id), all) in facts.by_message() {
+    for (((group, _), id, redriven), all) in facts.by_line() {
         for pair in all.windows(2) {
             let wait = pair[1].delivery.start - pair[0].end;
             let least = match pair[0].how {
@@ -300,8 +298,7 @@ fn r3_backoff_and_delay_are_lower_bounds(facts: &Facts) -> Vec<String> {
                 End::RetryAfter(delay) | End::Later(delay) => super::trace::micros(delay) / 1000 * 1000,
                 _ => 0,
             };
-            let is_excused =
-                pair[1].delivery.redriven || facts.is_host_lost(pair[0].delivery.start, pair[1].delivery.start);
+            let is_excused = redriven || facts.is_host_lost(pair[0].delivery.start, pair[1].delivery.start);
             if wait < least && !is_excused {
                 found
                     .push(format!("R3: message {id} in group {group} came again after {wait} us of {least}: {pair:?}"));

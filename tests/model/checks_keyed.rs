@@ -133,7 +133,8 @@ pub fn o4_order_is_commit_order(facts: &Facts) -> Vec<String> {
 }
 
 /// O1, O7, O9. "Settles of the key commit in order, and if n's is refused the later ones are cut and not settled": whatever
-/// came again, the last deliveries that were done are in order. A redriven one under `skip` is not in it.
+/// came again, the last deliveries that were done are in order. A redriven one under `skip` is not in it; and what died
+/// after it was done, or still waits, was not settled: its host was lost.
 pub fn o9_the_last_deliveries_of_a_key_are_in_order(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     let deliveries = facts.by_message();
@@ -145,7 +146,9 @@ pub fn o9_the_last_deliveries_of_a_key_are_in_order(facts: &Facts) -> Vec<String
                 facts.groups[group].on_dead_letter == OnDeadLetter::Skip
                     || facts.is_let_go(group, fact, Micros::MIN, last.delivery.start)
             };
-            if facts.is_passed(age, fact) || last.delivery.redriven && went_on() {
+            let was_lost = facts.behind.contains(&(group, fact.id))
+                || facts.deaths_of(age, fact.id).any(|death| death.what == "open" && death.at > last.delivery.start);
+            if was_lost || facts.is_passed(age, fact) || last.delivery.redriven && went_on() {
                 continue;
             }
             if let Some(before) = before
@@ -240,8 +243,10 @@ pub fn d5_dead_letters_of_a_resting_key_are_in_order(facts: &Facts) -> Vec<Strin
             continue;
         }
         let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered && fact.rank.is_none());
-        let mut firsts =
-            ordered.filter_map(|fact| Some((facts.deaths_of(age, fact.id).find(|death| !death.is_kept)?.at, fact.id)));
+        // What was dead before the age began, or does not come in it, dies when an operator redrives it, whenever that is.
+        let ordered = ordered.filter(|fact| !facts.is_passed(age, fact));
+        let first = |fact: &&Fact| facts.deaths_of(age, fact.id).next().filter(|death| !death.is_kept);
+        let mut firsts = ordered.filter_map(|fact| Some((first(fact)?.at, fact.id)));
         let mut before = firsts.next();
         for first in firsts {
             if before.is_some_and(|before| first.0 < before.0) {

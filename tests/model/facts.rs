@@ -338,6 +338,25 @@ impl Facts {
         all
     }
 
+    /// The same, where one delivery follows from the one before. What was redriven is a line of its own: after a seek its
+    /// message comes as well, whatever becomes of the other. And a seek of a key does not wait for what runs of it without
+    /// a mode: that may end in the new age, and come again.
+    pub fn by_line(&self) -> BTreeMap<(Age, i64, bool), Vec<&Told>> {
+        let mut all: BTreeMap<_, Vec<&Told>> = BTreeMap::new();
+        for ((age, id), deliveries) in self.by_message() {
+            let Some(fact) = self.messages.get(&id) else { continue };
+            let is_of_key = |sent: &Sent| sent.key.is_some();
+            let begin = age.1.checked_sub(1).and_then(|before| self.sent(age.0, fact.key.as_deref()).nth(before));
+            if begin.is_some_and(is_of_key) && self.mode(age.0, fact) == Concurrency::Parallel {
+                continue;
+            }
+            for told in deliveries {
+                all.entry((age, id, told.delivery.redriven)).or_default().push(told);
+            }
+        }
+        all
+    }
+
     /// Of each key (or lane of it) of a group in each of its ages, what the group treats so that only one runs.
     pub fn lines(&self) -> BTreeMap<(Age, &str, i16), Vec<&Fact>> {
         let mut all: BTreeMap<_, Vec<&Fact>> = BTreeMap::new();
@@ -364,6 +383,11 @@ impl Facts {
     /// Changes of a message's dead letter in an age of a group, in order.
     pub fn deaths_of(&self, (group, age): Age, id: i64) -> impl Iterator<Item = &Death> {
         self.deaths.iter().filter(move |death| death.group == group && death.age == age && death.id == id)
+    }
+
+    /// Whether a message became a dead letter between two times.
+    pub fn has_died(&self, age: Age, id: i64, from: Micros, until: Micros) -> bool {
+        self.deaths_of(age, id).any(|death| death.what == "open" && from < death.at && death.at < until)
     }
 
     /// Whether some host has lost its lease, or died, between two times.
