@@ -179,6 +179,28 @@ async fn a_huge_hole_of_dropped_partitions_closes_at_once() {
     assert_eq!(claimer.gaps().await, 0);
 }
 
+/// A partition that is leaving the log is no longer read, whoever detaches it: what a claim names is in the log.
+#[tokio::test]
+async fn a_detached_partition_is_in_no_claim() {
+    for keyed in [false, true] {
+        let project =
+            Project::declare(&ONE_GROUP.replace("[streams.orders]", "[streams.orders]\npartition_rows = 100")).await;
+        let options =
+            if keyed { ", array_fill('k'::text, array[250]), array_fill('exclusive'::text, array[250])" } else { "" };
+        project
+            .run(&format!(
+                "select {{schema}}.produce_batch('orders', array(select i::text::bytea from generate_series(1, 250) i){options});
+                 alter table {{schema}}.message_log_1 detach partition {{schema}}.message_log_1_p101;
+                 update {{schema}}.cursor set claimed = 100"
+            ))
+            .await;
+        let mut claimer = Claimer::new(&project, "email").await;
+        assert_eq!(claimer.next(500).await, (201..=250).map(|n| n.to_string()).collect::<Vec<_>>(), "keyed: {keyed}");
+        let elsewhere = "select count(*) from {schema}.claim where pending && '[1,201)'::int8range";
+        assert_eq!(project.number(elsewhere).await, 0, "keyed: {keyed}");
+    }
+}
+
 /// A clock that was set back makes messages of the future; a hole below one must not wait until it has caught up.
 #[tokio::test]
 async fn a_hole_below_a_message_of_the_future_is_stepped_over() {

@@ -8,7 +8,8 @@
 --   ({lock_class} + 3, 0)       migrations and declarations.
 --   ({lock_class} + 4, step)    one maintenance step, on one host at a time.
 --   ({lock_class} + 5, stream)  ordered keys: shared by whoever locks single keys, exclusive by who has too many of them.
--- Of the one-number form: a hash of stream, ordered key and lane, held by who produces to it. See functions/produce.sql.
+-- Of the one-number form: a hash of stream, ordered key and lane, held by who produces to it. See lock_ordered_keys in
+-- functions/shared.sql.
 
 create type {schema}.concurrency as enum ('parallel', 'exclusive', 'ordered');
 
@@ -80,13 +81,18 @@ create table {schema}.host (
 );
 
 -- How far a group has claimed its stream: every visible message up to `claimed` is settled, in a claim, an exception,
--- or a dead letter, and everything not yet visible below it lies in a cursor_gap.
+-- or a dead letter, and everything not yet visible below it lies in a cursor_gap. Invariant: one row per group, inserted
+-- with it. A turn changes it, and while somebody's snapshot is old no version of it can be removed. So a turn finds the
+-- newest at the end of the key, changes it in place (by ctid), and needs no key on the group alone, in which every change
+-- would be compared with all versions: 20 us a change, instead of 750 after 30,000 of them.
 create table {schema}.cursor (
-    group_id     integer primary key references {schema}.consumer_group (id),
+    group_id     integer not null references {schema}.consumer_group (id),
     claimed      bigint not null,
     begins_after bigint not null,               -- where it was put last: at its creation, by a seek, by max_lag
-    replay_upto  bigint not null default 0      -- the highest `claimed` a seek has left: up to here deliveries are replays
-) with (fillfactor = 50);                       -- updated in every turn: room for HOT updates
+    replay_upto  bigint not null default 0,     -- the highest `claimed` a seek has left: up to here deliveries are replays
+    gap_floor    bigint not null default 0,     -- no gap of the group has a lower id: dead ones need not be walked through
+    primary key (group_id, claimed)
+);
 
 -- Ids the cursor has stepped over while a producer might still commit them.
 create table {schema}.cursor_gap (
@@ -97,7 +103,7 @@ create table {schema}.cursor_gap (
     pids        integer[] not null,             -- their processes, for people
     opened_at   timestamptz not null default clock_timestamp()
 );
-create index cursor_gap_group on {schema}.cursor_gap (group_id);
+create index cursor_gap_group on {schema}.cursor_gap (group_id, id);
 
 create sequence {schema}.claim_id;
 
@@ -214,6 +220,7 @@ create table {schema}.dead_letter (
     content_type    text,
     payload         bytea,
     produced_at     timestamptz not null,
+    deliver_after   timestamptz,                -- it may die before, with its key; not even a redrive delivers it earlier
     constraint dead_letter_once unique (group_id, message_id)
 );
 create index dead_letter_open on {schema}.dead_letter (group_id, id) where redriven_at is null;

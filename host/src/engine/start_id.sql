@@ -1,5 +1,2 @@
--- A group begins at a position, or at the first message that retention has left. Called by engine::position; cursor
--- primary key.
-insert into {schema}.cursor (group_id, claimed, begins_after)
-select $1, at.id, at.id from (select greatest($2::bigint - 1, {schema}.log_floor_{stream_id}()) as id) as at
-on conflict (group_id) do update set claimed = excluded.claimed, begins_after = excluded.begins_after
+-- A group begins at a position ($1), or at the first message that retention has left. Called by engine::position.
+select greatest($1::bigint - 1, {schema}.log_floor_{stream_id}()) as id

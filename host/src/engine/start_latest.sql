@@ -1,8 +1,8 @@
--- A group begins with what commits from now on, including by transactions that are running now: the cursor is the highest
+-- A group ($1) begins with what commits from now on, including by transactions that are running now: the cursor is the highest
 -- visible id, and holes below it that a running producer may still fill become a gap. The holders are read from pg_locks
 -- after the snapshot that showed the holes. Without producers the log is not scanned; with them its ids are, all of them:
 -- where to begin could only be told by times, and a clock that was set back would then lose messages.
--- A group that was elsewhere has no gap left when this runs. Called by engine::position; cursor primary key.
+-- A group that was elsewhere has no gap left when this runs. Called by engine::position.
 with head as materialized (
     select coalesce(max(id), {schema}.log_floor_{stream_id}()) as id from {schema}.message_log_{stream_id}
 ),
@@ -24,5 +24,4 @@ gap as (
     insert into {schema}.cursor_gap (group_id, missing, holders, pids)
     select $1, hole.missing, held.holders, held.pids from hole, held where hole.missing is not null and held.holders is not null
 )
-insert into {schema}.cursor (group_id, claimed, begins_after) select $1, id, id from head
-on conflict (group_id) do update set claimed = excluded.claimed, begins_after = excluded.begins_after
+select id from head

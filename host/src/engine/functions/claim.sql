@@ -12,7 +12,7 @@
 --   7. Keys that got nothing are let go.
 --
 -- The gap rule. Ids commit out of order. Only an id missing below a visible one can hide a late message. The contiguous
--- prefix is taken first; a hole at the frontier is stepped over once the row above it is 20 ms old, and goes to
+-- prefix is taken at once; a hole is stepped over once the row above it is 20 ms old, and goes to
 -- cursor_gap with the transactions that hold the producer lock, read from pg_locks after the snapshot that showed the
 -- hole. A gap none of whose holders is left when a turn begins is read a last time by that turn, and closed. PREPARE
 -- TRANSACTION gives its locks a new virtual transaction (-1/xid), so no gap is closed while a prepared producer is left.
@@ -21,7 +21,8 @@
 --
 -- Most turns find no gap, no filter, no delayed message and no hole: they only look how far the log goes, and what keys
 -- matter on the way, and read that far. The long statement would find the same.
--- Indexes: claim and cursor primary keys, exception_due. The log is only read through functions/log.sql, which touches few partitions.
+-- Indexes: primary keys of host, claim, cursor and exception, cursor_gap_group, exception_due, message_key_lease_ready. How it
+-- reads the log stands in functions/log.sql: few partitions of it.
 --
 -- Rows: the first has source 0 and tells how the turn went (note, settled, ran, frontier); the others are messages,
 -- source 1 from the log under claim_id, source 2 from exception.
@@ -96,6 +97,9 @@ declare
     v_held_keys text[] := p_idle_keys;          -- keys that are to be let go if they get nothing
     v_held_lanes smallint[] := p_idle_lanes;
     v_exceptions bigint[] := '{}';              -- exceptions this turn takes
+    v_cursor_at tid;                            -- nobody else moves it: only under the group's lock
+    v_gap bigint;                               -- the first open gap
+    v_gap_floor bigint;
     v_has_gaps boolean;
     v_partition text;                           -- of the log, where the cursor stands; null: the long way
     v_upto bigint;                              -- the end of what follows the cursor without a hole
@@ -198,9 +202,13 @@ begin
         v_exceptions := v_exceptions || {schema}.take_due_{stream_id}(p_group, p_host, v_claim, p_want_retries);
     end if;
 
-    select claimed, replay_upto into v_cursor, v_replay_upto from {schema}.cursor where group_id = p_group;
+    select ctid, claimed, replay_upto, gap_floor into v_cursor_at, v_cursor, v_replay_upto, v_gap_floor
+    from {schema}.cursor where group_id = p_group order by claimed desc limit 1;
     v_frontier := v_cursor;
-    v_has_gaps := v_want > 0 and exists (select from {schema}.cursor_gap where group_id = p_group);
+    select id into v_gap from {schema}.cursor_gap where group_id = p_group and id >= v_gap_floor order by id limit 1;
+    v_has_gaps := v_want > 0 and v_gap is not null;
+    -- A gap that opens later has a higher id than any.
+    v_gap_floor := coalesce(v_gap, pg_sequence_last_value('{schema_text}.cursor_gap_id_seq') + 1, v_gap_floor);
     v_is_filtered := coalesce(p_routing_keys, p_keys, p_not_keys) is not null or p_headers is not null;
     if v_want > 0 and not v_has_gaps and not v_is_filtered then
         v_partition := {schema}.log_partition_{stream_id}(v_cursor + 1);
@@ -211,7 +219,7 @@ begin
     end if;
     if v_is_whole then
         v_frontier := v_upto;
-        update {schema}.cursor set claimed = v_frontier where group_id = p_group;
+        update {schema}.cursor set claimed = v_frontier, gap_floor = v_gap_floor where ctid = v_cursor_at;
         if v_is_plain then
             insert into {schema}.claim (id, group_id, host_id, pending)
             values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
@@ -245,7 +253,7 @@ begin
         ),
         open_gap as materialized (
             select id, missing, (v_prepared or v_live && holders) and not isempty(missing) as undecided
-            from {schema}.cursor_gap where v_live is not null and group_id = p_group
+            from {schema}.cursor_gap where v_live is not null and group_id = p_group and id >= v_gap_floor
             order by id limit 1000
         ),
         late as materialized (                  -- what has appeared in gaps
@@ -255,7 +263,7 @@ begin
                     and (p_headers is null or l.headers @> p_headers) as matches,
                 row_number() over (order by l.id) as n, sum(coalesce(octet_length(l.payload), 0)) over (order by l.id) as bytes
             from (
-                select (g.message).*, g.gap_id from {schema}.log_in_gaps_{stream_id}(p_group, v_want) g where v_live is not null
+                select (g.message).*, g.gap_id from {schema}.log_in_gaps_{stream_id}(p_group, v_gap_floor, v_want) g where v_live is not null
             ) as l
         ),
         late_taken as materialized (
@@ -267,16 +275,18 @@ begin
         reach as materialized (                 -- how far the cursor goes
             select case
                     when not whole.late then v_cursor      -- the rest of the gaps comes before anything newer
-                    when prefix is not null then prefix
-                    when settled_hole then top
-                    else v_cursor
+                    else coalesce(near, v_cursor)
                 end as id
             from whole, (
-                select max(id) filter (where id = v_cursor + n) as prefix, max(id) as top,
+                select max(id) filter (where young_holes = 0) as near
+                from (
                     -- A clock that was set back must not make the hole wait until it has caught up.
-                    bool_or(n = 1 and created_at not between clock_timestamp() - interval '20 ms' and clock_timestamp())
-                        as settled_hole
-                from head where wanted <= 1 or bytes <= p_want_bytes
+                    select id, count(*) filter (where id > below + 1
+                        and created_at between clock_timestamp() - interval '20 ms' and clock_timestamp()) over (order by id)
+                        as young_holes
+                    from (select *, lag(id, 1, v_cursor) over (order by id) as below from head) as h
+                    where wanted <= 1 or bytes <= p_want_bytes
+                ) as h
             ) as h
         ),
         hole as (
@@ -297,7 +307,8 @@ begin
             where hole.missing is not null
         ),
         moved as (
-            update {schema}.cursor set claimed = reach.id from reach where group_id = p_group and reach.id > v_cursor
+            update {schema}.cursor set claimed = reach.id, gap_floor = v_gap_floor from reach
+            where ctid = v_cursor_at and reach.id > v_cursor
         ),
         closed as (
             delete from {schema}.cursor_gap g using open_gap o, whole where g.id = o.id and not o.undecided and whole.late
@@ -347,7 +358,11 @@ begin
         from unnest(v_run) as id having count(*) > 0;
     end if;
 
-    if v_held_keys <> '{}' or v_keyed_ids is not null then
+    if v_held_keys <> '{}' or v_keyed_ids is not null or exists (
+        select from {schema}.exception
+        where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_exceptions) as at))
+            and (concurrency <> 'parallel' or compaction_rank is not null))
+    then
         perform set_config('synchronous_commit', v_durable, true);
     end if;
     if exists (select from {schema}.skipped_versions where group_id = p_group) then
@@ -443,7 +458,7 @@ $$;
 
 -- Has anything appeared in the group's gaps, or is one of them decided? The producers are read before the gaps, so what
 -- is missed here is found by the next look. Called by groups_with_work.
-create or replace function {schema}.has_late_{stream_id}(p_group integer) returns boolean
+create or replace function {schema}.has_late_{stream_id}(p_group integer, p_gap_floor bigint) returns boolean
 language plpgsql set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -457,7 +472,7 @@ begin
         and database = (select oid from pg_database where datname = current_database());
     return exists (
             select from {schema}.cursor_gap
-            where group_id = p_group and not ((v_prepared or v_live && holders) and not isempty(missing)))
-        or exists (select from {schema}.log_in_gaps_{stream_id}(p_group, 0));
+            where group_id = p_group and id >= p_gap_floor and not ((v_prepared or v_live && holders) and not isempty(missing)))
+        or exists (select from {schema}.log_in_gaps_{stream_id}(p_group, p_gap_floor, 0));
 end
 $$;

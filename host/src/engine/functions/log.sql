@@ -1,5 +1,6 @@
 -- Reading the log of one stream, whatever the number of its partitions. Installed by `engine::functions` for every stream;
--- claims, settles and maintenance read through these functions only.
+-- turns, settles, recovery and maintenance find their rows through these functions. Only a turn on its short way names a
+-- partition itself, the one that log_partition_N has told it.
 --
 -- A plan over the whole log opens and locks each of its partitions: with 300 of them a turn took 30 to 80 ms instead of 1.
 -- So each query here is planned for its values and names the bounds of one partition, and touches that one alone.
@@ -38,13 +39,14 @@ begin
 end
 $$;
 
--- The partition that an id belongs to. Null: it is not there yet, or no longer, whoever removed it.
+-- The partition that an id belongs to. Null: it is not there yet, or is leaving the log, whoever detaches it.
 create or replace function {schema}.log_partition_{stream_id}(p_id bigint) returns text
 language sql stable
 as $$
-    select table_name from {schema}.log_partition
-    where stream_id = {stream_id} and lower_id <= p_id and upper_id > p_id and detached_at is null
-        and to_regclass(format('{schema_format}.%I', table_name)) is not null
+    select p.table_name from {schema}.log_partition p
+    where p.stream_id = {stream_id} and p.lower_id <= p_id and p.upper_id > p_id and exists (
+        select from pg_inherits
+        where inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)) and not inhdetachpending)
 $$;
 
 -- How far the log goes on after a position without a hole, at most p_want messages, in one of its partitions: what most
@@ -61,7 +63,7 @@ declare
 begin
     for try in 1..2 loop
         execute format(
-            'select max(id), count(*), sum(octet_length(payload)), bool_and(deliver_after is null), bool_and(
+            'select max(id), count(*), coalesce(sum(octet_length(payload)), 0), bool_and(deliver_after is null), bool_and(
                 (concurrency = ''parallel'' or $3 is not distinct from ''parallel'') and compaction_rank is null)
             from {schema_format}.%I where id > $1 and id <= $2', p_partition)
         into upto, v_rows, bytes, is_due, is_plain using p_after, v_upto, p_override;
@@ -125,7 +127,7 @@ $$;
 
 -- What has appeared in the open gaps of a group: p_want rows and one more, which tells that something is left, of each
 -- range too. Lowest partition first. Index: message_log primary key.
-create or replace function {schema}.log_in_gaps_{stream_id}(p_group integer, p_want integer)
+create or replace function {schema}.log_in_gaps_{stream_id}(p_group integer, p_gap_floor bigint, p_want integer)
 returns table (gap_id bigint, message {schema}.message_log_{stream_id})
 language plpgsql stable rows 250 set plan_cache_mode = force_custom_plan
 as $$
@@ -136,7 +138,7 @@ declare
 begin
     for v_part in
         select p.lower_id, p.upper_id, array_agg(g.id) as gaps
-        from (select id, missing from {schema}.cursor_gap where group_id = p_group order by id limit 1000) as g
+        from (select id, missing from {schema}.cursor_gap where group_id = p_group and id >= p_gap_floor order by id limit 1000) as g
         join {schema}.log_partition p on p.stream_id = {stream_id} and g.missing && int8range(p.lower_id, p.upper_id)
         group by p.lower_id, p.upper_id order by p.lower_id
     loop

@@ -425,11 +425,13 @@ declare
     v_work boolean;
 begin
     for v_group in
-        select g.id, g.stream_id, c.claimed, w.*
+        select g.id, g.stream_id, c.claimed, c.gap_floor, w.*
         from {schema}.consumer_group g
-        join {schema}.cursor c on c.group_id = g.id
         cross join lateral (
-            select exists (select from {schema}.cursor_gap where group_id = g.id) as gap,
+            select claimed, gap_floor from {schema}.cursor where group_id = g.id order by claimed desc limit 1
+        ) as c
+        cross join lateral (
+            select exists (select from {schema}.cursor_gap where group_id = g.id and id >= c.gap_floor) as gap,
                 exists (select from {schema}.exception
                     where group_id = g.id and state in ('waiting', 'delayed') and due_at <= clock_timestamp())
                 or exists (                     -- a key that is ready, or one that rests with something to bury
@@ -445,7 +447,8 @@ begin
             execute format('select {schema_format}.%I($1)', 'has_work_' || v_group.stream_id) into v_work using v_group.claimed;
         end if;
         if not v_work and v_group.gap then
-            execute format('select {schema_format}.%I($1)', 'has_late_' || v_group.stream_id) into v_work using v_group.id;
+            execute format('select {schema_format}.%I($1, $2)', 'has_late_' || v_group.stream_id)
+                into v_work using v_group.id, v_group.gap_floor;
         end if;
         if v_work then
             return next v_group.id;
