@@ -91,6 +91,39 @@ async fn e1_keys_hold_between_messages_without_one() {
     assert_eq!((ended("exclusive").len(), ended("plain").len()), (75, 75));
 }
 
+/// E1. What a turn takes of a key is committed durably, a retry too: a crash of the database must not give the key to another
+/// host while this one runs it. Without keys it need not be: then it is only delivered again.
+#[tokio::test]
+async fn e1_a_turn_that_takes_a_key_is_durable() {
+    let project = Project::declare(&streams("")).await;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+    project
+        .produce("orders", &[keyed("k", Concurrency::Ordered, "0"), keyed("k", Concurrency::Exclusive, "1"), text("2")])
+        .await;
+    project.run("update {schema}.cursor set claimed = 3").await;
+    let turn = format!(
+        "select count(*) from {{schema}}.claim_1(1, {host}, 0, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', false, '{{}}', '{{}}', '{{}}', '{{}}',
+         1, 1, 1048576, 1, null, false, null, null, null, null)"
+    );
+    for (message, mode, is_durable) in [(1, "ordered", 1), (2, "exclusive", 1), (3, "parallel", 0)] {
+        let key = if mode == "parallel" { "null" } else { "'k'" };
+        project
+            .run(&format!(
+                "delete from {{schema}}.message_key_lease; delete from {{schema}}.exception;
+                 insert into {{schema}}.exception (group_id, message_id, state, due_at, message_key, concurrency)
+                 values (1, {message}, 'waiting', clock_timestamp(), {key}, '{mode}');
+                 insert into {{schema}}.message_key_lease (group_id, message_key, blocked_by) select 1, 'k', 1 where '{mode}' = 'ordered'"
+            ))
+            .await;
+        let mut session = project.session().await;
+        session.run("begin").await;
+        assert_eq!(session.number(&turn).await, 2, "{mode}: its retry is taken");
+        let durable = "select (current_setting('synchronous_commit') = 'on')::integer::bigint";
+        assert_eq!(session.number(durable).await, is_durable, "{mode}");
+        session.run("rollback").await;
+    }
+}
+
 /// L4. Keys are bytes: case, accents and lookalikes are other keys, and so is the same key in another group.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_keys_that_only_look_alike_never_wait_for_each_other() {

@@ -128,3 +128,28 @@ async fn e6_a_turn_settles_as_cheaply_under_an_old_snapshot() {
     assert!(aged <= fresh + 20, "a turn reads {fresh} blocks of `claim`, and {aged} with 20,000 dead claims in it");
     old.run("commit").await;
 }
+
+/// A ready key is asked for few of its messages when there are many keys: a turn looks at some times what it takes.
+#[tokio::test]
+async fn e6_a_turn_of_many_deep_keys_reads_some_times_what_it_takes() {
+    let (project, host) = declare().await;
+    project
+        .run(&format!(
+            "insert into {{schema}}.message_key_lease (group_id, message_key, host_id) select 1, 'k' || n, {host} from generate_series(1, 200) n;
+             insert into {{schema}}.exception (group_id, message_id, state, message_key, concurrency)
+             select 1, n, 'deferred', 'k' || n % 200 + 1, 'ordered' from generate_series(1, 40000) n"
+        ))
+        .await;
+    let keys = "array(select 'k' || n from generate_series(1, 200) n), array_fill(0::smallint, array[200])";
+    let turn = format!(
+        "select count(*) from {{schema}}.claim_1(1, {host}, 0, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', true, {keys}, '{{}}', '{{}}',
+         256, 500, 1048576, 0, null, false, null, null, null, null)"
+    );
+    let fetched = "select coalesce(idx_tup_fetch, 0)::bigint from pg_stat_xact_user_tables where relname = 'exception'";
+    let mut session = project.session().await;
+    session.run("begin").await;
+    let before = session.number(fetched).await;
+    session.number(&turn).await;
+    let read = session.number(fetched).await - before;
+    assert!((500..8_000).contains(&read), "it reads {read} rows for 500 messages");
+}

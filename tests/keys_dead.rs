@@ -5,11 +5,15 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use millstream::{engine, handler::Concurrency};
+use millstream::{
+    config::Start,
+    engine::{self, DeadFilter},
+    handler::Concurrency,
+};
 
 use crate::support::{
     engine::{Project, done},
-    keyed::{LIMIT, all_done, keyed, rejected, steps, streams, version},
+    keyed::{LIMIT, all_done, failed, keyed, rejected, steps, streams, version},
     wait_for,
 };
 
@@ -111,6 +115,103 @@ async fn d3_rest_dead_letters_the_key_in_order() {
     assert_eq!(project.number(disorder).await, 0);
     assert_eq!(project.number("select count(*) from {schema}.exception").await, 0);
     host.drain().await;
+}
+
+/// D3, E7. Whatever comes to wait behind a resting key dies, also what had failed before the key rested and waited apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d3_a_retry_that_meets_a_resting_key_dies_too() {
+    let rest = "on_dead_letter = \"rest\"\nretry = { max_attempts = 3, base = \"1h\", max = \"1h\" }";
+    let project = Project::declare(
+        &streams("").replace("retry = { max_attempts = 3, base = \"20ms\", max = \"20ms\", jitter = 0.0 }", rest),
+    )
+    .await;
+    let (_, _, handler) = steps(|payload, _| if payload == "exclusive" { failed() } else { rejected() });
+    project.produce("orders", &[keyed("k", Concurrency::Exclusive, "exclusive")]).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    let waits = "select count(*) from {schema}.exception where state = 'waiting'";
+    wait_for("it waits for a retry", LIMIT, async || project.number(waits).await == 1).await;
+    project.produce("orders", &[keyed("k", Concurrency::Ordered, "ordered")]).await;
+    let rests = "select count(*) from {schema}.message_key_lease where rests and not buries";
+    wait_for("the key rests, and nothing is left to bury", LIMIT, async || project.number(rests).await == 1).await;
+    project.run("update {schema}.exception set due_at = clock_timestamp()").await;
+    let dead = "select count(*) from {schema}.dead_letter where class = 'key_rests' and message_id = 1";
+    wait_for("it dies with its key", LIMIT, async || project.number(dead).await == 1).await;
+    assert_eq!(project.stuck_keys().await, 0);
+    host.drain().await;
+}
+
+/// O11, V1. What died with its key before its time does not come before it when it is redriven, and its key waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn o11_a_redrive_delivers_nothing_before_its_time() {
+    for policy in ["rest", "block"] {
+        let project = Project::declare(&streams(&format!("on_dead_letter = \"{policy}\""))).await;
+        let heals = Arc::new(AtomicBool::new(false));
+        let healed = Arc::clone(&heals);
+        let (trace, _, handler) =
+            steps(move |payload, _| if payload == "first" && !healed.load(Relaxed) { rejected() } else { done() });
+        let mut late = keyed("k", Concurrency::Ordered, "late");
+        late.delay = Some(std::time::Duration::from_secs(3600));
+        project.produce("orders", &[keyed("k", Concurrency::Ordered, "first"), late]).await;
+        project.produce("orders", &[keyed("k", Concurrency::Ordered, "behind")]).await;
+        let host = project.host_with(&[("email", handler)]).await;
+        let group = project.group("email").await;
+        let dead = "select count(*) from {schema}.dead_letter where redriven_at is null";
+        wait_for("the first is dead", LIMIT, async || project.number(dead).await > 0).await;
+        heals.store(true, Relaxed);
+        if policy == "block" {
+            assert_eq!(engine::skip_key(&project.database, (group.id, group.stream_id), "k").await.unwrap(), [1]);
+            let blocked = "select count(*) from {schema}.message_key_lease where blocked_by = 2";
+            wait_for("the key waits for the late one", LIMIT, async || project.number(blocked).await == 1).await;
+            assert_eq!(engine::skip_key(&project.database, (group.id, group.stream_id), "k").await.unwrap(), [2]);
+            wait_for("the key goes on", LIMIT, async || trace.ended().contains(&"behind".to_owned())).await;
+            let ids = engine::pick_dead(&project.database, group.id, &DeadFilter::default()).await.unwrap();
+            engine::redrive(&project.database, &ids, true, |_| ()).await.unwrap();
+        } else {
+            wait_for("all are dead", LIMIT, async || project.number(dead).await == 3).await;
+            let ids = engine::pick_dead(&project.database, group.id, &DeadFilter::default()).await.unwrap();
+            engine::redrive(&project.database, &ids[..2], false, |_| ()).await.unwrap();
+            assert!(engine::release_key(&project.database, group.id, "k").await.unwrap());
+        }
+        let waits = "select count(*) from {schema}.exception where message_id = 2 and state in ('waiting', 'delayed')
+            and due_at > clock_timestamp() + interval '50 minutes'";
+        wait_for("it waits for its time", LIMIT, async || project.number(waits).await == 1).await;
+        let before = if policy == "rest" { 0 } else { 1 };
+        assert_eq!(trace.ended().iter().filter(|payload| *payload == "behind").count(), before, "{policy}");
+        project.run("update {schema}.exception set due_at = clock_timestamp() where message_id = 2").await;
+        wait_for("its time has come", LIMIT, async || trace.ended().contains(&"late".to_owned())).await;
+        all_done(&project).await;
+        host.drain().await;
+    }
+}
+
+/// W1, W5. A resting key that is paused, with something behind it that is still to be buried, is no obstacle to a seek.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn w1_a_paused_resting_key_can_be_sent_back() {
+    for of_key in [false, true] {
+        let project = Project::declare(&streams("on_dead_letter = \"rest\"")).await;
+        let heals = Arc::new(AtomicBool::new(false));
+        let healed = Arc::clone(&heals);
+        let (trace, _, handler) = steps(move |_, _| if healed.load(Relaxed) { done() } else { rejected() });
+        project.produce("orders", &[keyed("k", Concurrency::Ordered, "first")]).await;
+        let host = project.host_with(&[("email", handler)]).await;
+        let rests = "select count(*) from {schema}.message_key_lease where rests and not buries";
+        wait_for("the key rests", LIMIT, async || project.number(rests).await == 1).await;
+        let group = project.group("email").await;
+        assert!(engine::pause_key(&project.database, group.id, "k").await.unwrap());
+        project.produce("orders", &[keyed("k", Concurrency::Ordered, "second")]).await;
+        let buries = "select count(*) from {schema}.message_key_lease where buries";
+        wait_for("something is behind it", LIMIT, async || project.number(buries).await == 1).await;
+        heals.store(true, Relaxed);
+        if of_key {
+            engine::seek_key(&project.database, "email", "k", &Start::Earliest, LIMIT).await.expect("seek the key");
+        } else {
+            engine::seek(&project.database, group.id, group.stream_id, "email", &Start::Earliest).await.expect("seek");
+        }
+        engine::resume_key(&project.database, group.id, "k").await.unwrap();
+        wait_for("both come, in order", LIMIT, async || trace.ended().ends_with(&["first".into(), "second".into()]))
+            .await;
+        host.drain().await;
+    }
 }
 
 /// V1. Under `block`, redrive puts the head back before anything later; under `rest`, all go back to their places and run in

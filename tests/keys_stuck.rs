@@ -70,6 +70,25 @@ async fn e7_a_key_that_nobody_has_is_found_and_runs_again() {
     assert_eq!(lost, ["lost0", "lost1", "lost2"]);
 }
 
+/// A resting key buries what comes behind it; one that was not told to is found, and told.
+#[tokio::test]
+async fn e7_a_resting_key_that_buries_nobody_is_told_to() {
+    let project = Project::declare(&streams("on_dead_letter = \"rest\"")).await;
+    project
+        .sql(
+            "insert into {schema}.exception (group_id, message_id, state, message_key, dead_letter_id) values
+                (1, 1, 'deferred', 'forgotten', null), (1, 2, 'deferred', 'told', null), (1, 3, 'deferred', 'redriven', 1);
+             insert into {schema}.message_key_lease (group_id, message_key, rests, buries) values
+                (1, 'forgotten', true, false), (1, 'told', true, true), (1, 'redriven', true, false)",
+        )
+        .await;
+    assert_eq!(project.stuck_keys().await, 1);
+    let report = project.maintain(Step::Keys).await;
+    assert_eq!((report.rows, report.stuck[0].example.as_str()), (1, "forgotten"));
+    assert_eq!(project.stuck_keys().await, 0);
+    assert_eq!(project.maintain(Step::Keys).await.rows, 0);
+}
+
 /// More keys than one look takes: all are found, each in its lane.
 #[tokio::test]
 async fn e7_every_stuck_key_is_found_whatever_their_number() {

@@ -1,5 +1,5 @@
 //! Transactions that the client owns: it may run them again as long as no COMMIT was sent. Those in which a caller's
-//! closure runs are in `mod.rs`, and are never repeated.
+//! closure runs are in `connection.rs`, and are never repeated.
 
 use std::{
     sync::Arc,

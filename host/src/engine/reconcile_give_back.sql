@@ -11,9 +11,9 @@ claimed as materialized (
     where l.id >= lower(r.ids) and l.id < upper(r.ids)
 ),
 leased as (
-    insert into {schema}.message_key_lease (group_id, message_key, lane)
+    insert into {schema}.message_key_lease as l (group_id, message_key, lane)
     select distinct $1::integer, message_key, lane from claimed where mode <> 'parallel'
-    on conflict (group_id, message_key, lane) do nothing
+    on conflict (group_id, message_key, lane) do update set buries = true where l.rests
 ),
 unknown as (
     insert into {schema}.exception (group_id, message_id, state, due_at, message_key, lane, concurrency, compaction_rank)

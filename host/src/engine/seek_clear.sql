@@ -11,7 +11,7 @@ leases as (
     delete from {schema}.message_key_lease where group_id = $1 and paused_at is null
 ),
 paused as (                                     -- what an operator holds stays held
-    update {schema}.message_key_lease set host_id = null, blocked_by = null, rests = false, changed_at = clock_timestamp()
+    update {schema}.message_key_lease set host_id = null, blocked_by = null, rests = false, buries = false, changed_at = clock_timestamp()
     where group_id = $1 and paused_at is not null
 ),
 skipped as (

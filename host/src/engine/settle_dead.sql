@@ -14,11 +14,12 @@ again as (
     from dead a where d.id = a.dead_letter_id and d.group_id = $1
 )
 insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, digest,
-    message_key, lane, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at)
+    message_key, lane, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at,
+    deliver_after)
 select $1, {stream_id}, a.message_id, a.attempts, a.class,
     case when l.id is null then 'the message is no longer in the log; it failed with: ' else '' end || a.error, a.digest,
     l.message_key, a.lane, a.concurrency::{schema}.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
-    coalesce(l.created_at, clock_timestamp())
+    coalesce(l.created_at, clock_timestamp()), l.deliver_after
 from dead a left join {schema}.log_rows_{stream_id}($2::bigint[]) l on l.id = a.message_id
 where a.dead_letter_id is null
 order by a.message_id

@@ -2,7 +2,8 @@
 --
 -- Both take the advisory locks of the groups concerned: what they change of keys must not meet a turn.
 
--- Delivers dead letters again, as if for the first time, and tells of each what came of it:
+-- Delivers dead letters again, as if for the first time and not before their deliver_after, and tells of each what came
+-- of it:
 --   redriven    its new delivery is scheduled; its row stays until that ends, with redriven_at
 --   under_way   its message is being delivered already, or it is gone
 --   superseded  a newer version of its key has won: it ends here, and nothing is delivered
@@ -34,6 +35,7 @@ begin
     return query
     with given as materialized (
         select d.id, d.group_id, d.message_id, d.message_key, d.lane, d.concurrency, d.compaction_rank, d.redriven_at is null as is_open,
+            case when d.deliver_after > clock_timestamp() then d.deliver_after end as not_before,
             d.concurrency <> 'ordered' or p_append or coalesce(l.rests, false) or l.blocked_by is not distinct from d.message_id as may_go,
             d.concurrency = 'ordered' and coalesce(l.rests, false) as rests
         from {schema}.dead_letter d
@@ -45,7 +47,7 @@ begin
         insert into {schema}.exception as e (group_id, message_id, state, due_at, message_key, lane, concurrency, compaction_rank,
             dead_letter_id)
         select group_id, message_id, case when rests then 'deferred' else 'waiting' end::{schema}.exception_state,
-            case when not rests then clock_timestamp() end, message_key, lane, concurrency, compaction_rank, id
+            coalesce(not_before, case when not rests then clock_timestamp() end), message_key, lane, concurrency, compaction_rank, id
         from given where is_open and may_go order by id
         on conflict (group_id, message_id) do nothing
         returning e.dead_letter_id

@@ -28,6 +28,8 @@ declare
     v_taken bigint[];
     v_lost bigint[];
     v_waits bigint[];                           -- first of their keys, and not due
+    -- Of many keys few messages each, or hundreds would be looked at for each that is taken.
+    v_each integer := least(p_lane_max, greatest(8, 2 * p_want / greatest(cardinality(p_keys), 1)));
 begin
     with queue as materialized (
         select e.*, e.failures > 0 or e.compaction_rank is not null as is_alone,
@@ -42,7 +44,7 @@ begin
         cross join lateral (
             select message_id, message_key, lane, due_at, failures, compaction_rank from {schema}.exception
             where group_id = p_group and message_key = k.message_key and lane = k.lane and state = 'deferred'
-            order by message_id limit p_lane_max + 1
+            order by message_id limit v_each + 1
         ) as e
         where l.host_id = p_host and l.paused_at is null
     ),
@@ -56,7 +58,7 @@ begin
         select message_id, place from (
             select message_id, place, bool_or(is_end) over (partition by message_key, lane order by message_id) as is_behind from live
         ) as l
-        where not is_behind and place <= p_lane_max
+        where not is_behind and place <= v_each
         order by place, message_id limit p_want
     )
     select (select array_agg(message_id order by place, message_id) from taken), (select array_agg(message_id) from queue where is_lost),
@@ -125,12 +127,12 @@ begin
             perform {schema}.pass_over(p_group, v_lost);
         end if;
         with due as materialized (
-            select e.ctid as at, l.at as lease_at, e.message_id, e.message_key, e.lane, l.message_key is not null as is_leased,
+            select e.ctid as at, l.at as lease_at, l.rests, e.message_id, e.message_key, e.lane, l.message_key is not null as is_leased,
                 l.blocked_by, l.blocked_by is not distinct from e.message_id and l.paused_at is null as is_head,
                 row_number() over (partition by e.message_key, e.lane order by e.message_id) as place
             from {schema}.exception e
             left join lateral (
-                select ctid as at, message_key, blocked_by, paused_at from {schema}.message_key_lease
+                select ctid as at, message_key, blocked_by, paused_at, rests from {schema}.message_key_lease
                 where group_id = p_group and message_key = e.message_key and lane = e.lane offset 0
             ) as l on true
             where e.ctid = any (array(select at from {schema}.exceptions_at(p_group, v_due) as at)) and e.concurrency <> 'parallel'
@@ -146,6 +148,9 @@ begin
         unblocked as (                          -- a paused key: its head waits with the others
             update {schema}.message_key_lease set blocked_by = null, changed_at = clock_timestamp()
             where ctid = any (array(select lease_at from due where blocked_by = message_id and not is_head))
+        ),
+        buried as (                             -- behind a resting key it dies
+            update {schema}.message_key_lease set buries = true where ctid = any (array(select lease_at from due where rests))
         ),
         deferred as (
             update {schema}.exception set state = 'deferred', due_at = null
@@ -344,10 +349,10 @@ begin
         where ctid = any (array(select at from {schema}.exceptions_at(p_group, v_dying) as at)) returning *
     )
     insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, message_key, lane, concurrency,
-        compaction_rank, routing_key, headers, content_type, payload, produced_at)
+        compaction_rank, routing_key, headers, content_type, payload, produced_at, deliver_after)
     select p_group, {stream_id}, g.message_id, g.failures, 'key_rests', 'an earlier message of its key is a dead letter, and the group says on_dead_letter = "rest"',
         g.message_key, g.lane, g.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
-        coalesce(l.created_at, clock_timestamp())
+        coalesce(l.created_at, clock_timestamp()), l.deliver_after
     from gone g left join {schema}.log_rows_{stream_id}(v_dying) l on l.id = g.message_id
     order by g.message_id
     on conflict on constraint dead_letter_once do update

@@ -1,4 +1,4 @@
--- What maintenance asks before it does anything: each of these is one cheap query for all streams. Installed by
+-- Maintenance: what it asks before it does anything, each one cheap query for all streams, and what it does. Installed by
 -- `engine::functions`; called by `engine::maintain`.
 
 -- Streams whose log has fewer than p_ahead empty partitions ahead of the last id drawn.
@@ -312,7 +312,8 @@ begin
 end
 $$;
 
--- Makes keys ready that have deferred messages and no lease row. Answers how many had none: a turn may have been quicker.
+-- Makes keys ready that have deferred messages and no lease row, and has those that rest buried. Answers how many needed
+-- it: a turn may have been quicker.
 -- Index: exception_deferred.
 create or replace function {schema}.ready_keys(p_group integer, p_keys text[], p_lanes smallint[]) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp
@@ -321,13 +322,13 @@ declare
     v_keys bigint;
 begin
     perform pg_advisory_xact_lock({lock_class} + 1, p_group);
-    insert into {schema}.message_key_lease (group_id, message_key, lane)
+    insert into {schema}.message_key_lease as l (group_id, message_key, lane)
     select p_group, k.message_key, k.lane
     from unnest(p_keys, p_lanes) as k (message_key, lane)
     where exists (
         select from {schema}.exception e
         where e.group_id = p_group and e.message_key = k.message_key and e.lane = k.lane and e.state = 'deferred')
-    on conflict (group_id, message_key, lane) do nothing;
+    on conflict (group_id, message_key, lane) do update set buries = true where l.rests and not l.buries;
     get diagnostics v_keys = row_count;
     return v_keys;
 end

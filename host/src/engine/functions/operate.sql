@@ -1,5 +1,6 @@
 -- What an operator does to one key of a group, each in a transaction of its own under the group's advisory lock, so that it
--- meets no turn. With `shards`, all lanes of the key are meant. Installed by `engine::functions`; called by `engine::keys`.
+-- meets no turn. With `shards`, all lanes of the key are meant. Installed by `engine::functions`; called by `engine::keys`
+-- and `engine::seek_key`.
 
 -- Ends the rest of a key: what is deferred behind it runs, what was redriven in its place. Answers how many lanes rested.
 create or replace function {schema}.release_key(p_group integer, p_key text) returns bigint
@@ -120,7 +121,7 @@ begin
         select from {schema}.exception e
         where e.group_id = p_group and e.message_key = p_key and e.lane = l.lane and e.state = 'deferred');
     update {schema}.message_key_lease
-    set blocked_by = null, rests = false, changed_at = clock_timestamp(),
+    set blocked_by = null, rests = false, buries = false, changed_at = clock_timestamp(),
         paused_at = case when lane = any (p_held) then paused_at end
     where group_id = p_group and message_key = p_key;
 end

@@ -1,5 +1,5 @@
 -- Positions of one stream's log: where a group begins, or is sent. Installed by `engine::functions` for every stream;
--- called by the statements `start_*.sql`.
+-- called by the statements `start_*.sql` and `seek_*.sql`, and by `why.sql`.
 
 -- The position before everything that retention has left. No message at or below it can be delivered any more.
 create or replace function {schema}.log_floor_{stream_id}() returns bigint

@@ -86,9 +86,9 @@ begin
     ),
     ready as (
         update {schema}.message_key_lease set host_id = null, changed_at = clock_timestamp()
-        where ctid = any (array(select at from idle where stays))
+        where ctid = any (array(select at from idle where stays)) and host_id = p_host
     )
-    delete from {schema}.message_key_lease where ctid = any (array(select at from idle where not stays));
+    delete from {schema}.message_key_lease where ctid = any (array(select at from idle where not stays)) and host_id = p_host;
 end
 $$;
 

@@ -22,7 +22,7 @@ pub struct StuckKeys {
 /// Why nobody would have run a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StuckCause {
-    /// Messages are deferred behind it, and it has no lease row.
+    /// Messages are deferred behind it, and it has no lease row, or rests with nobody told to bury them.
     NoLease,
     /// Its lease belongs to a host that does not exist.
     HostGone,

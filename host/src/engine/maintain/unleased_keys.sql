@@ -1,5 +1,6 @@
--- Keys with deferred messages and no lease row, which there must never be: of the $4 keys after $1 group, $2 key, $3 lane,
--- those, and the last one looked at. One statement, so that it sees no turn half done. Called by engine::maintain::keys.
+-- Keys with deferred messages that nobody would ever take, which there must never be: with no lease row, or resting and with
+-- nobody told to bury. Of the $4 keys after $1 group, $2 key, $3 lane, those, and the last one looked at. One statement, so
+-- that it sees no turn half done. Called by engine::maintain::keys.
 --
 -- Goes from key to key by one index probe each, so a deep key costs as much as a shallow one: exception_deferred,
 -- message_key_lease primary key.
@@ -20,12 +21,17 @@ with recursive key as (
 seen as materialized (
     select *, row_number() over () as place from (select * from key limit $4) as k
 )
-select s.group_id, g.name as group_name, s.message_key, s.lane, s.place, l.is_there is null as is_unleased
+select s.group_id, g.name as group_name, s.message_key, s.lane, s.place, l.is_taken_care_of is not true as is_unleased
 from seen s
 left join lateral (
-    select true as is_there from {schema}.message_key_lease
-    where group_id = s.group_id and message_key = s.message_key and lane = s.lane limit 1
+    -- What was redriven waits behind a resting key until that is released.
+    select not k.rests or k.buries or not exists (
+            select from {schema}.exception e
+            where e.group_id = s.group_id and e.message_key = s.message_key and e.lane = s.lane and e.state = 'deferred'
+                and e.dead_letter_id is null) as is_taken_care_of
+    from {schema}.message_key_lease k
+    where k.group_id = s.group_id and k.message_key = s.message_key and k.lane = s.lane limit 1
 ) as l on true
 join {schema}.consumer_group g on g.id = s.group_id
-where l.is_there is null or s.place = $4
+where l.is_taken_care_of is not true or s.place = $4
 order by s.place
