@@ -388,7 +388,7 @@ async fn a_burst_of_replacements_ends_with_the_last() {
         sleep(Duration::from_millis(5)).await;
     }
     folder.wait_for_version(50).await;
-    assert!(folder.status().reloads < 10, "{}", folder.status().reloads);
+    assert!(folder.status().reloads < 40, "{} of 49", folder.status().reloads);
     folder.stop().await;
 }
 

@@ -330,12 +330,61 @@ async fn a_turn_and_a_poll_read_only_what_they_take_however_long_the_log_is() {
     }
 }
 
-/// What the soak test counts: deliveries by payload.
-type Counts = Arc<Mutex<HashMap<String, u32>>>;
+/// A transaction that stays open for an hour keeps every version of a cursor, and every gap that was open, of an hour's turns:
+/// neither a turn nor a poll walks through them.
+#[tokio::test]
+async fn a_turn_and_a_poll_read_as_little_under_an_old_snapshot() {
+    let project = Project::declare(ONE_GROUP).await;
+    let group = project.group("email").await.id;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap().to_string();
+    let mut old = project.session().await;
+    old.run("begin; create temp table mine ()").await; // it has an id: nothing that dies from now on can be vacuumed
+    let mut session = project.session().await;
+    let blocks = "select sum(pg_stat_get_xact_blocks_fetched(oid))::bigint from (
+        select unnest(array['{schema_text}.cursor', '{schema_text}.cursor_gap']::regclass[]) union all
+        select indexrelid from pg_index where indrelid in ('{schema_text}.cursor'::regclass, '{schema_text}.cursor_gap'::regclass)
+    ) as r (oid)";
+    let turn = turn_statement(group, &host, 10, 10);
+    let poll = format!("select count(*) from {{schema}}.groups_with_work(array[{group}])");
+    let mut read = async || {
+        let mut read = Vec::new();
+        for statement in [&turn, &poll] {
+            produce(&project, "x").await;
+            let before = session.number(blocks).await;
+            session.number(statement).await;
+            read.push(session.number(blocks).await - before);
+        }
+        read
+    };
+    for _ in 0..8 {
+        read().await; // until the plans are the ones that stay
+    }
+    let fresh = read().await;
+    project
+        .run(&format!(
+            "insert into {{schema}}.cursor_gap (group_id, missing, holders, pids)
+             select {group}, '{{}}', '{{}}', '{{}}' from generate_series(1, 20000);
+             delete from {{schema}}.cursor_gap;
+             do $$ begin
+                 for i in 1..20000 loop update {{schema}}.cursor set begins_after = i, claimed = claimed + 1; end loop;
+             end $$;
+             select setval('{{schema_text}}.message_log_1_id', (select claimed from {{schema}}.cursor))"
+        ))
+        .await;
+    read().await; // the first turn finds where the living gaps begin
+    let aged = read().await;
+    for ((fresh, aged), what) in fresh.iter().zip(&aged).zip(["a turn", "a poll"]) {
+        assert!(*aged <= fresh + 20, "{what} reads {fresh} blocks, and {aged} beside 20,000 dead gaps and cursors");
+    }
+    old.run("commit").await;
+}
+
+/// What the soak test counts: deliveries by payload, and when the first began.
+type Counts = Arc<Mutex<HashMap<String, (u32, Instant)>>>;
 
 /// One producer: up to four messages a transaction, a random sleep between drawing the ids and the end, one in ten
-/// rolled back. Answers what it committed.
-async fn producer(mut session: Session, number: u64, seed: u64, until: Instant) -> Vec<String> {
+/// rolled back. Answers what it committed, and when.
+async fn producer(mut session: Session, number: u64, seed: u64, until: Instant) -> Vec<(String, Instant)> {
     let mut random = fastrand::Rng::with_seed(seed + number);
     let mut committed = Vec::new();
     let mut count = 0;
@@ -352,10 +401,23 @@ async fn producer(mut session: Session, number: u64, seed: u64, until: Instant) 
             session.run("rollback").await;
         } else {
             session.run("commit").await;
-            committed.extend(payloads);
+            let now = Instant::now();
+            committed.extend(payloads.into_iter().map(|payload| (payload, now)));
         }
     }
     committed
+}
+
+/// Half of the messages that were committed in a part of the run were delivered within so long.
+fn median_wait(committed: &[(String, Instant)], counts: &HashMap<String, (u32, Instant)>) -> Duration {
+    let wait = |(payload, at): &(String, Instant)| counts[payload].1.saturating_duration_since(*at);
+    let mut waits: Vec<Duration> = committed.iter().map(wait).collect();
+    waits.sort_unstable();
+    waits[waits.len() / 2]
+}
+
+fn is_soak() -> bool {
+    std::env::var_os("MILLSTREAM_SOAK").is_some()
 }
 
 /// Must-show 3. 32 slow producers, three hosts, and an unrelated transaction with an xid left open the whole time:
@@ -363,7 +425,7 @@ async fn producer(mut session: Session, number: u64, seed: u64, until: Instant) 
 /// the way. MILLSTREAM_SOAK=1 makes it ten minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_or_delivered_twice_with_slow_producers_and_an_open_stranger() {
-    let length = Duration::from_secs(if std::env::var_os("MILLSTREAM_SOAK").is_some() { 600 } else { 10 });
+    let length = Duration::from_secs(if is_soak() { 600 } else { 10 });
     let seed = fastrand::u64(..1 << 32);
     println!("seed {seed}");
     let project =
@@ -375,7 +437,8 @@ async fn nothing_is_lost_or_delivered_twice_with_slow_producers_and_an_open_stra
     for _ in 0..3 {
         let counts = Arc::clone(&counts);
         let handler = move |message: Message| {
-            *counts.lock().unwrap().entry(String::from_utf8(message.payload.unwrap()).unwrap()).or_default() += 1;
+            let payload = String::from_utf8(message.payload.unwrap()).unwrap();
+            counts.lock().unwrap().entry(payload).or_insert((0, Instant::now())).0 += 1;
             done()
         };
         hosts.push(project.host("email", handler).await);
@@ -397,15 +460,23 @@ async fn nothing_is_lost_or_delivered_twice_with_slow_producers_and_an_open_stra
     wait_for("the deliveries", LIMIT, async || counts.lock().unwrap().len() >= committed.len()).await;
     wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
     let counts = counts.lock().unwrap().clone();
-    let lost: Vec<_> = committed.iter().filter(|payload| !counts.contains_key(*payload)).collect();
-    let twice: Vec<_> = counts.iter().filter(|(_, count)| **count != 1).collect();
+    let lost: Vec<_> = committed.iter().filter(|(payload, _)| !counts.contains_key(payload)).collect();
+    let twice: Vec<_> = counts.iter().filter(|(_, (count, _))| *count != 1).collect();
     let told: Vec<_> = hosts.iter().map(|host| host.counters.snapshot().to_string()).collect();
     assert!(lost.is_empty() && twice.is_empty(), "seed {seed}: lost {lost:?}, twice {twice:?}; hosts {told:#?}");
     assert_eq!(counts.len(), committed.len(), "seed {seed}: what was rolled back is not delivered");
     assert!(committed.len() > 1000, "only {} messages: this shows nothing", committed.len());
     // Each producer holds at most one gap open at a time, and closing one takes a turn.
     assert!(gaps_max <= 500, "seed {seed}: {gaps_max} gaps were open at once");
-    println!("{} messages, at most {gaps_max} gaps open", committed.len());
+    // What the stranger keeps from being vacuumed makes no turn dearer.
+    committed.sort_unstable_by_key(|(_, at)| *at);
+    let fifth = committed.len() / 5;
+    let (first, last) = (median_wait(&committed[..fifth], &counts), median_wait(&committed[4 * fifth..], &counts));
+    println!("{} messages, at most {gaps_max} gaps open, delivered after {first:?} and {last:?}", committed.len());
+    assert!(
+        !is_soak() || last <= 2 * first + Duration::from_millis(20),
+        "they wait {first:?} at first, {last:?} at last"
+    );
     stranger.run("rollback").await;
     for host in hosts {
         host.drain().await;

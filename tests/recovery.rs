@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     engine::{Host, Project, done, numbered, request, text},
+    handlers::rounds,
     wait_for,
 };
 
@@ -118,7 +119,7 @@ async fn a_killed_hosts_messages_come_again_and_their_effects_exist_once() {
     })
     .await;
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(10), "recovered after {took:?}");
+    assert!(took <= rounds(LIMIT, Duration::from_millis(600 + 1000)), "recovered after {took:?}");
     wait_for("all deliveries", LIMIT, async || seen.len() == 1000).await;
     wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
     wait_for("all receipts", LIMIT, async || receipts(&project).await == (1000, 1000)).await;
@@ -193,7 +194,7 @@ async fn a_host_that_cannot_renew_stops_itself_before_its_lease_ends() {
     wait_for("the deliveries", LIMIT, async || seen.len() == 4).await;
     let mut session = project.session().await;
     session.run("begin; select from {schema}.host for no key update").await;
-    wait_for("it stops", LIMIT, async || host.counters.snapshot()["leases_lost"] == 1).await;
+    wait_for("it stops", LIMIT, async || host.counters.snapshot()["leases_lost"].as_u64() >= Some(1)).await;
     wait_for("what ran is cut", LIMIT, async || host.count("email", "fenced") == 4).await;
     session.run("commit").await;
     stuck.store(false, Relaxed);

@@ -102,7 +102,7 @@ async fn a_frozen_hosts_late_settles_change_nothing() {
         stats["host"] != frozen_as && stats["groups"]["worker"]["fenced"].as_i64().is_some_and(|count| count > 0)
     })
     .await;
-    assert_eq!(stats(&database, &frozen).await["leases_lost"], 1);
+    assert!(stats(&database, &frozen).await["leases_lost"].as_u64() >= Some(1));
     settled(&database).await;
     once(&reports(&database).await, 16);
     let fenced = stats(&database, &frozen).await["groups"]["worker"]["fenced"].as_i64().unwrap();

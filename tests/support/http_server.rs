@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
 use tokio::{
@@ -44,6 +45,8 @@ impl Seen {
 pub enum Reply {
     /// These bytes, then the end of the connection.
     Bytes(Vec<u8>),
+    /// These bytes after a while, then the end of the connection.
+    Late(Duration, Vec<u8>),
     /// These bytes, and then nothing for ever.
     Stall(Vec<u8>),
 }
@@ -54,6 +57,14 @@ impl Reply {
         let headers = headers.replace('\n', "\r\n");
         let length = body.len();
         Self::Bytes(format!("HTTP/1.1 {status} x\r\n{headers}content-length: {length}\r\n\r\n{body}").into_bytes())
+    }
+
+    /// Status 200 and a body, after a while.
+    pub fn late(after: Duration, body: &str) -> Self {
+        match Self::new(200, "", body) {
+            Self::Bytes(bytes) => Self::Late(after, bytes),
+            other => other,
+        }
     }
 }
 
@@ -172,6 +183,10 @@ impl Shared {
         self.seen.lock().unwrap().push(seen.clone());
         let (bytes, stalls) = match (self.answer)(&seen) {
             Reply::Bytes(bytes) => (bytes, false),
+            Reply::Late(after, bytes) => {
+                tokio::time::sleep(after).await;
+                (bytes, false)
+            }
             Reply::Stall(bytes) => (bytes, true),
         };
         // The client may have gone; then it wants no answer.

@@ -105,6 +105,7 @@ declare
     v_upto bigint;                              -- the end of what follows the cursor without a hole
     v_is_whole boolean;                         -- every id up to there is taken
     v_is_plain boolean;                         -- and no key matters
+    v_is_all boolean;                           -- and all of them are taken now
     v_run bigint[];                             -- messages of the log this turn takes
     v_late bigint[];                            -- those of them that lie in gaps
     v_keyed_ids bigint[];                       -- fresh messages with a key mode, or compacted
@@ -220,10 +221,7 @@ begin
     if v_is_whole then
         v_frontier := v_upto;
         update {schema}.cursor set claimed = v_frontier, gap_floor = v_gap_floor where ctid = v_cursor_at;
-        if v_is_plain then
-            insert into {schema}.claim (id, group_id, host_id, pending)
-            values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
-        else
+        if not v_is_plain then
             select plain, ids, keys, lanes, modes, compacted, array_fill(null::timestamptz, array[cardinality(ids)])
             into v_run, v_keyed_ids, v_keyed_keys, v_keyed_lanes, v_keyed_modes, v_keyed_compacted, v_keyed_due
             from {schema}.log_keys_{stream_id}(v_partition, v_cursor, v_frontier, p_override);
@@ -350,12 +348,13 @@ begin
             v_keyed_compacted, v_keyed_due, p_full_keys, p_full_lanes, p_lane_max);
         v_run := v_run || v_keyed_run;
     end if;
-    if v_run is not null then
+    v_is_all := v_is_whole and (v_is_plain or cardinality(v_run) = v_frontier - v_cursor);
+    if v_is_all then
         insert into {schema}.claim (id, group_id, host_id, pending)
-        select v_claim, p_group, p_host, case
-            when max(id) - min(id) + 1 = count(*) then int8multirange(int8range(min(id), max(id), '[]'))
-            else range_agg(int8range(id, id, '[]')) end
-        from unnest(v_run) as id having count(*) > 0;
+        values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
+    elsif v_run is not null then
+        insert into {schema}.claim (id, group_id, host_id, pending)
+        select v_claim, p_group, p_host, range_agg(int8range(id, id, '[]')) from unnest(v_run) as id having count(*) > 0;
     end if;
 
     if v_held_keys <> '{}' or v_keyed_ids is not null or exists (
@@ -381,13 +380,14 @@ begin
         select array_agg(message_key), array_agg(versions) into v_skip_keys, v_skip_versions from gone;
     end if;
 
-    if v_is_whole and v_is_plain then
+    if v_is_all and v_skip_keys is null then
         return query execute format(
             'select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, $1, id, message_key, compaction_rank,
                 routing_key, headers::text, content_type, payload, (date_part(''epoch'', created_at) * 1000)::bigint,
-                0, false, id <= $2, ''parallel'', lane, 0::bigint, null::bigint
+                0, false, id <= $2, least(concurrency, $5)::text, lane, 0::bigint, case
+                    when $6 and concurrency = ''ordered'' then {schema_format}.gap_since($7, message_key, lane, id) end
             from {schema_format}.%I where id > $3 and id <= $4 order by id', v_partition)
-        using v_claim, v_replay_upto, v_cursor, v_frontier;
+        using v_claim, v_replay_upto, v_cursor, v_frontier, p_override, p_marks_gaps, p_group;
     elsif v_run is not null then
         return query
         select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,

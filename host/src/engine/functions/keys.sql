@@ -226,44 +226,49 @@ begin
     end if;
 
     with fresh as materialized (
-        select id, message_key, lane, mode, compacted, due, due is null as is_due
-        from unnest(p_ids, p_keys, p_lanes, p_modes, p_compacted, p_due) as f (id, message_key, lane, mode, compacted, due)
+        select n, id, message_key, lane, mode, compacted, due, due is null as is_due
+        from unnest(p_ids, p_keys, p_lanes, p_modes, p_compacted, p_due) with ordinality
+            as f (id, message_key, lane, mode, compacted, due, n)
         where v_lost is null or id not in (select unnest(v_lost))
     ),
-    line as materialized (                      -- what is subject to its key
-        select *, row_number() over (partition by message_key, lane order by id) as place
+    line as materialized (                      -- what is subject to its key, a row for each key
+        select message_key, lane, array_agg(n::integer) as places, bool_and(is_due and not compacted) and count(*) <= p_lane_max as is_plain
         from fresh where mode = 'ordered' or mode = 'exclusive' and is_due
+        group by message_key, lane
     ),
-    -- How the key stands is looked up with its first message, and told to the others by windows: a join of the two would be
-    -- a nested loop over all pairs, since nobody can estimate how many there are.
-    first as materialized (
-        select l.*, k.is_leased, k.lease_at, k.rests, k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes))
-            as is_ours
-        from line l
-        left join lateral (
-            select true as is_leased, k.ctid as lease_at, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
-                    select from {schema}.exception e
-                    where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')
-                as is_ours
-            from {schema}.message_key_lease k
-            where l.place = 1 and k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane
-            offset 0                            -- else the planner looks for every message, and compares place then
-        ) as k on true
+    keys as materialized (                      -- and how it stands. All messages of one that `goes_on` run
+        select *, is_plain and (not is_leased or is_ours) as goes_on
+        from (
+            select l.message_key, l.lane, l.places, l.is_plain, coalesce(k.is_leased, false) as is_leased, k.lease_at, k.rests,
+                coalesce(k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes)), false) as is_ours
+            from line l
+            left join lateral (
+                select true as is_leased, k.ctid as lease_at, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
+                        select from {schema}.exception e
+                        where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')
+                    as is_ours
+                from {schema}.message_key_lease k
+                where k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane offset 0
+            ) as k on true
+        ) as l
     ),
-    judged as materialized (
+    judged as materialized (                    -- of the other keys each message by itself
         select *, bool_or(is_leased and not is_ours or not is_due or place > p_lane_max or compacted and (place > 1 or is_leased))
             over (partition by message_key, lane order by place) as is_behind
         from (
-            select id, message_key, lane, mode, compacted, due, is_due, place,
-                coalesce(first_value(is_leased) over queue, false) as is_leased, coalesce(first_value(is_ours) over queue, false) as is_ours
-            from first window queue as (partition by message_key, lane order by place)
+            select k.message_key, k.lane, k.is_leased, k.is_ours, p_ids[n] as id, p_modes[n] as mode, p_compacted[n] as compacted,
+                p_due[n] as due, p_due[n] is null as is_due,
+                row_number() over (partition by k.message_key, k.lane order by p_ids[n]) as place
+            from keys k, unnest(k.places) as n where not k.goes_on
         ) as f
     ),
     buried as (                                 -- what is deferred behind a resting key dies
-        update {schema}.message_key_lease set buries = true where ctid = any (array(select lease_at from first where rests))
+        update {schema}.message_key_lease set buries = true where ctid = any (array(select lease_at from keys where rests))
     ),
     leased as (
         insert into {schema}.message_key_lease (group_id, message_key, lane, host_id, blocked_by)
+        select p_group, message_key, lane, p_host, null from keys where goes_on and not is_leased
+        union all
         select p_group, message_key, lane, case when not is_behind then p_host end, case when is_behind then id end
         from judged where place = 1 and not is_leased
     ),
@@ -279,6 +284,8 @@ begin
     )
     select coalesce(array_agg(id), '{}') into v_run
     from (
+        select p_ids[n] as id from keys, unnest(places) as n where goes_on
+        union all
         select id from judged where not is_behind
         union all
         select id from fresh where mode = 'parallel' and is_due
