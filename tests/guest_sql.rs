@@ -6,13 +6,13 @@ use std::{
 };
 
 use millstream::{
-    engine::{self, Left, Settled, Settlement, Verdict},
-    handler::{Handler, NewMessage, SqlError, SqlValue, SqlWants},
+    engine::{self, Left, Request, Settled, Settlement, Verdict, Wanted},
+    handler::{Concurrency, Handler, NewMessage, SqlError, SqlValue, SqlWants},
 };
 
 use crate::support::{
     PATIENCE,
-    engine::Project,
+    engine::{Project, numbered},
     guest::{Desk, as_role, project_with_role, text, with_role},
     handlers::{flaky, rounds},
     wait_for,
@@ -248,6 +248,41 @@ async fn roles_that_may_do_too_much_are_refused() {
         )
         .await;
     assert_eq!(project.number(functions).await, 0);
+}
+
+/// Deliveries that are settled in transactions of their own have claims of their own, or each would wait at that row for the
+/// commit of another; whether the turn takes its short way, or the long one.
+#[tokio::test]
+async fn messages_of_a_group_with_sql_have_a_claim_each() {
+    let desk = Desk::new().await;
+    let keyed = NewMessage { key: Some("k".into()), concurrency: Some(Concurrency::Ordered), ..NewMessage::default() };
+    let mut claims = 0;
+    for (messages, has_gap) in [(numbered(5), false), (vec![keyed; 4], false), (numbered(3), true)] {
+        if has_gap {
+            desk.project.run("select nextval('{schema_text}.message_log_1_id')").await; // as a rollback leaves it
+        }
+        desk.project.produce("orders", &messages).await;
+        let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 0 };
+        let mut found = Vec::new();
+        let began = Instant::now();
+        while found.len() < messages.len() {
+            let request = Request { lane_max: 64, wanted, ..Request::default() };
+            let turn = engine::claim(&desk.project.database, desk.host, &desk.group, &request).await.expect("claim");
+            found.extend(turn.claimed);
+            assert!(began.elapsed() < PATIENCE, "they are not claimed");
+        }
+        claims += messages.len() as i64;
+        let apart = "select count(*) from {schema}.claim where upper(pending) - lower(pending) = 1";
+        assert_eq!(desk.project.number(apart).await, claims);
+        let tokens: std::collections::HashSet<_> = found.iter().map(|claimed| claimed.token.claim).collect();
+        assert_eq!(tokens.len(), messages.len());
+        let pending = "select count(*) from {schema}.claim where id = any ($1) and pending @> $2::bigint";
+        for claimed in &found {
+            let sql = desk.project.database.schema.sql(pending);
+            let query = sqlx::query_scalar::<_, i64>(sql).bind(vec![claimed.token.claim.0]).bind(claimed.message.id);
+            assert_eq!(query.fetch_one(&desk.project.database.pool).await.unwrap(), 1, "each under its own");
+        }
+    }
 }
 
 /// Waiting for a connection is bounded by the delivery, and not the handler's failure.

@@ -1,5 +1,6 @@
 //! Concurrent produces share transactions: while some are under way, whatever else is asked for waits and goes together in
-//! the next one. Nobody waits for company, so a lone produce is as fast as it can be.
+//! the next one. A lone produce never waits for company, so that it is as fast as it can be; only those who came together
+//! are given a moment to come together again.
 //!
 //! An item is in one place at a time: in the channel, `waiting`, a shared flight, `blocked`, or a flight of its own lock.
 //! It leaves the last three with its answer, except that a flight gives back to `blocked` what another producer's open
@@ -33,6 +34,14 @@ const COMPANY_MIN: usize = 250;
 /// A transaction under way for so long is held up, or its disk is slow; others wait for it no longer.
 const HELD_UP: Duration = Duration::from_millis(20);
 
+/// How long a transaction waits for the callers whom the one before has answered: as long as it takes them to be scheduled
+/// and to ask again. Without it 64 tasks fall apart into two halves, of which each waits while the other flies.
+const LINGER: Duration = Duration::from_micros(500);
+
+/// It waits for as many as this or more, and where fewer than half came back the next transactions do not wait.
+const LINGER_MIN: usize = 8;
+const LINGER_SKIPS: usize = 15;
+
 /// Most messages of one transaction. Beyond some hundreds a larger one is no faster, and holds its locks for longer.
 const FLIGHT_MESSAGES_MAX: usize = 500;
 
@@ -55,8 +64,11 @@ pub(super) struct Coalescer {
     is_open: bool,
     waiting: VecDeque<Item>,
     flights: JoinSet<Vec<Item>>,
-    /// When the newest of them began.
+    /// When the newest of them began, and with how many items.
     took_off: Instant,
+    aboard: usize,
+    /// How many flights do not wait for the callers of the one before.
+    linger_skips: usize,
     blocked: VecDeque<Item>,
     /// How many items of a lock are in `blocked`, or in a flight of their own.
     held: HashMap<Lock, usize>,
@@ -78,6 +90,8 @@ impl Coalescer {
             waiting: VecDeque::new(),
             flights: JoinSet::new(),
             took_off: Instant::now(),
+            aboard: 0,
+            linger_skips: 0,
             blocked: VecDeque::new(),
             held: HashMap::new(),
             solos: JoinSet::new(),
@@ -98,7 +112,10 @@ impl Coalescer {
                     self.is_open = count > 0;
                     received.drain(..).for_each(|item| self.receive(item));
                 }
-                Some(ended) = self.flights.join_next_with_id() => self.landed(ended),
+                Some(ended) = self.flights.join_next_with_id() => {
+                    self.landed(ended);
+                    self.linger().await;
+                }
                 Some(ended) = self.solos.join_next_with_id() => self.landed(ended),
                 () = tokio::time::sleep_until(self.took_off + HELD_UP), if is_waited_for => {}
             }
@@ -143,10 +160,37 @@ impl Coalescer {
         blocked.into_iter().for_each(|item| self.block(item));
     }
 
+    /// Takes in what the callers ask for next whom a flight has just answered, before the next one takes off.
+    async fn linger(&mut self) {
+        let expected = std::mem::take(&mut self.aboard);
+        if expected < LINGER_MIN || !self.flights.is_empty() {
+            return;
+        }
+        if self.linger_skips > 0 {
+            self.linger_skips -= 1;
+            return;
+        }
+        let until = Instant::now() + LINGER;
+        let mut came = 0;
+        while came < expected && self.waiting.len() < WAITING_MAX && Instant::now() < until {
+            match self.inbox.try_recv() {
+                Ok(item) => {
+                    came += 1;
+                    self.receive(item);
+                }
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+        if came < expected / 2 {
+            self.linger_skips = LINGER_SKIPS;
+        }
+    }
+
     fn start_flights(&mut self) {
         while !self.waiting.is_empty() && self.may_take_off() {
             self.took_off = Instant::now();
             let items = self.board();
+            self.aboard = items.len();
             let database = self.database.clone();
             self.flights.spawn(async move { fly(&database, items, Patience::Shared).await });
         }

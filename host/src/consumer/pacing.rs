@@ -32,6 +32,12 @@ const KEEP_KEYS: Duration = Duration::from_millis(5);
 /// The same while the group is busy: less than a message waits in its backlog then.
 const KEEP_KEYS_BUSY: Duration = Duration::from_millis(50);
 
+/// See [`Pace::gather`].
+const GATHER: Duration = Duration::from_millis(5);
+
+/// Deliveries a second from which on a settle is worth waiting for.
+const GATHERED: f64 = 10_000.0;
+
 /// Follows how fast the group's deliveries end.
 #[derive(Debug)]
 pub struct Pace {
@@ -97,6 +103,12 @@ impl Pace {
     /// message; one that is not busy hands its keys on at once, so that no other host waits for them.
     pub fn keep_keys(&self) -> Duration {
         if self.per_second >= BUSY { KEEP_KEYS_BUSY } else { KEEP_KEYS }
+    }
+
+    /// How long a delivery with effects waits for others to be settled with. A settle is five round trips and a durable
+    /// commit, however many it settles: where dozens more will have ended within a moment they share that.
+    pub fn gather(&self) -> Duration {
+        if self.per_second >= GATHERED { GATHER } else { Duration::ZERO }
     }
 
     /// How many messages of one key a turn may bring: what one slot can run in the time between turns. By how long handlers

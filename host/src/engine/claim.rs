@@ -175,7 +175,8 @@ pub async fn claim(
         .bind(&filter.routing_keys)
         .bind(&filter.keys)
         .bind(&filter.not_keys)
-        .bind(&filter.headers);
+        .bind(&filter.headers)
+        .bind(policy.allow.sql_role.is_some());
     let rows = database.fetch_all(query).await?;
     read_turn(&rows, group).map_err(|error| sqlx::Error::Decode(error.into()))
 }

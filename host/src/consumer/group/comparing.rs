@@ -8,7 +8,7 @@ use crate::engine::{give_back, held, held_keys};
 impl Group {
     pub(super) async fn compare(&mut self, identity: &Identity) -> Step {
         self.must_compare = true; // until it is done
-        if let Some(step) = self.end_solo() {
+        if let Some(step) = self.end_solo(identity) {
             return step;
         }
         if !self.solo.is_empty() {

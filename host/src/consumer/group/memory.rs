@@ -191,6 +191,17 @@ impl Memory {
         !self.ended.is_empty()
     }
 
+    /// Whether what has ended can be settled in any order, and apart from the turns: none of it is in a lane, compacted, or
+    /// in a transaction already.
+    pub fn ends_freely(&self) -> bool {
+        self.claims.values().all(|held| !held.has_lanes)
+            && self.ended.iter().all(|one| one.keyed.is_none() && one.sql.is_none())
+    }
+
+    pub fn ended_len(&self) -> usize {
+        self.ended.len()
+    }
+
     /// Whether claims have done messages that wait for slower ones of their claim.
     pub fn has_partly_done(&self) -> bool {
         self.claims.values().any(|held| !held.done.is_empty() && !held.is_finished())

@@ -23,6 +23,8 @@ mod settling;
 
 mod slots;
 
+mod solo;
+
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -38,8 +40,8 @@ pub use slots::Newest;
 
 use self::{
     memory::Memory,
-    settling::Solo,
     slots::{Ended, Slots},
+    solo::Solo,
 };
 use super::{
     budget::Budget,
@@ -85,6 +87,7 @@ pub async fn run(setting: Setting) {
         not_before: None,
         failures: 0,
         partly_since: None,
+        gathering_since: None,
         deploys: true,
         dead_told: None,
         dead_untold: 0,
@@ -108,7 +111,7 @@ struct Group {
     ended: mpsc::UnboundedReceiver<Ended>,
     pace: Pace,
     memory: Memory,
-    /// Settles that were split off and run in transactions of their own.
+    /// Settles that run beside the loop.
     solo: Solo,
     /// The last turn brought something, or somebody woke us.
     may_have_work: bool,
@@ -119,6 +122,8 @@ struct Group {
     failures: u32,
     /// Since when done messages wait for slower ones of their claim.
     partly_since: Option<Instant>,
+    /// Since when ended deliveries wait for others to be settled with.
+    gathering_since: Option<Instant>,
     /// Somebody may still deploy a newer handler.
     deploys: bool,
     /// When the log last told of a dead letter, and how many there were since.
@@ -245,6 +250,11 @@ impl Group {
         } else if self.partly_since.is_none() {
             self.partly_since = Some(Instant::now());
         }
+        if !self.memory.has_ended() {
+            self.gathering_since = None;
+        } else if self.gathering_since.is_none() {
+            self.gathering_since = Some(Instant::now());
+        }
     }
 
     /// Whether done messages have waited long enough for the others of their claim.
@@ -258,7 +268,10 @@ impl Group {
         let partly = self.partly_since.map(|since| since + PARTLY_DONE_MAX);
         // What has passed already waits for the other: it must not hide it.
         let keys = self.memory.keys().due_at(self.pace.keep_keys());
-        let until = self.not_before.into_iter().chain(partly).chain(keys).filter(|until| *until > now).min();
+        // A moment that has passed since the last step looked counts too.
+        let gathering = self.gathering_since.filter(|_| !self.backs_off());
+        let gathered = gathering.map(|since| (since + self.pace.gather()).max(now + Duration::from_millis(1)));
+        let until = [self.not_before, partly, gathered, keys].into_iter().flatten().filter(|until| *until > now).min();
         let timer = sleep(until.map_or(Duration::from_secs(60), |until| until - now));
         tokio::pin!(timer);
         loop {
@@ -295,7 +308,7 @@ impl Group {
         let hands_on = self.memory.keys().due_at(self.pace.keep_keys()).is_some_and(|at| at <= Instant::now());
         let refills = self.may_have_work && self.open() <= self.pace.refill_at();
         let starves = self.open() < self.setting.group.policy.slots;
-        learns_partly || hands_on || refills || starves || self.memory.has_ended()
+        learns_partly || hands_on || refills || starves || self.is_settle_due()
     }
 
     /// Stops claiming, waits for what runs, hands the rest back. `Some`: done.

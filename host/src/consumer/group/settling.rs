@@ -1,158 +1,52 @@
 //! Settles what did not end plainly: in one transaction for all, and one by one where that was refused.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
-use tokio::{
-    sync::Semaphore,
-    task::{JoinError, JoinSet},
-};
-use tokio_util::sync::CancellationToken;
-
-use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane};
+use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane, solo::SettleEnd};
 use crate::{
-    database::{Database, DatabaseError},
-    engine::{
-        GroupHandle, HostId, LeavesKey, Patience, Settled, Settlement, Verdict, settle, settle_alone, settle_with_sql,
-        verdict,
-    },
+    database::DatabaseError,
+    engine::{LeavesKey, Settled, Settlement, Verdict, settle, verdict},
     handler::{Concurrency, Outcome},
 };
 
-/// Most deliveries of one settle: a few round trips for all of them, and locks held for a few milliseconds.
-const BATCH_MAX: usize = 250;
-
-/// Most transactions that one group settles in at the same time, when deliveries are settled one by one.
-const SOLO_MAX: usize = 4;
-
-/// Most of them that wait for another producer's lock: they take turns, so that each has a connection only now and then.
-const BLOCKED_MAX: usize = 2;
-
-/// Settles that run beside the group's loop.
-#[derive(Debug, Default)]
-pub struct Solo {
-    tasks: JoinSet<(Settlement, Result<Settled, DatabaseError>)>,
-    places: Arc<Places>,
-    ended: Vec<(Settlement, Result<Settled, DatabaseError>)>,
-}
-
-/// What keeps settles that run beside the loop from taking all connections.
-#[derive(Debug)]
-struct Places {
-    free: Semaphore,
-    /// Apart, so that what another producer's open transaction holds up is in nobody's way, however much of it there is.
-    blocked: Semaphore,
-    /// Those that are blocked end unsettled: a comparison waits until no settle is under way, and must not wait for others'
-    /// transactions.
-    aside: CancellationToken,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        Self { free: Semaphore::new(SOLO_MAX), blocked: Semaphore::new(BLOCKED_MAX), aside: CancellationToken::new() }
-    }
-}
-
-impl Places {
-    async fn settle(
-        &self,
-        database: &Database,
-        host: HostId,
-        group: &GroupHandle,
-        one: &Settlement,
-    ) -> Result<Settled, DatabaseError> {
-        let take = async |places| Semaphore::acquire(places).await.expect("it is never closed");
-        let place = take(&self.free).await;
-        let mut result = settle_alone(database, host, group, one, Patience::Brief).await;
-        drop(place);
-        while result.as_ref().is_err_and(|error| has_sqlstate(error, &[LOCK_NOT_AVAILABLE])) {
-            let place = self.aside.run_until_cancelled(take(&self.blocked)).await;
-            let Some(_place) = place else { break };
-            result = settle_alone(database, host, group, one, Patience::Long).await;
-        }
-        result
-    }
-}
-
-impl Solo {
-    pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty() && self.ended.is_empty()
-    }
-
-    /// Waits until one has ended; for ever, when none runs.
-    pub async fn changed(&mut self) {
-        match self.tasks.join_next().await {
-            Some(joined) => self.put(joined),
-            None => std::future::pending().await,
-        }
-    }
-
-    fn put(&mut self, joined: Result<(Settlement, Result<Settled, DatabaseError>), JoinError>) {
-        // A settle does not panic; if it did, the delivery stays held and the next comparison finds it.
-        match joined {
-            Ok(ended) => self.ended.push(ended),
-            Err(error) if error.is_cancelled() => {} // with the process
-            Err(error) => tracing::error!("a settle has panicked: {error}"),
-        }
-    }
-
-    /// Lets those that wait for other producers end, so that soon none is left.
-    pub fn stand_aside(&self) {
-        self.places.aside.cancel();
-    }
-
-    fn start(&mut self, database: &Database, host: HostId, group: &GroupHandle, mut one: Settlement) {
-        if self.places.aside.is_cancelled() {
-            self.places = Arc::default();
-        }
-        let (database, group, places) = (database.clone(), group.clone(), Arc::clone(&self.places));
-        self.tasks.spawn(async move {
-            let result = match one.sql.take() {
-                // It has a connection already.
-                Some(sql) => {
-                    let result = settle_with_sql(host, &group, &one, sql).await;
-                    if result.is_err() {
-                        one = without_effects(one);
-                    }
-                    result
-                }
-                None => places.settle(&database, host, &group, &one).await,
-            };
-            (one, result)
-        });
-    }
-
-    fn take_ended(&mut self) -> Vec<(Settlement, Result<Settled, DatabaseError>)> {
-        while let Some(joined) = self.tasks.try_join_next() {
-            self.put(joined);
-        }
-        std::mem::take(&mut self.ended)
-    }
-}
+/// Most deliveries of one settle: a few round trips for all of them, and locks held for some milliseconds.
+const BATCH_MAX: usize = 500;
 
 impl Group {
     pub(super) fn wants_to_settle(&self) -> bool {
-        !self.solo.is_empty() || self.memory.has_ended()
+        !self.solo.is_empty() || self.is_settle_due()
+    }
+
+    /// Whether deliveries have ended that are to be settled now. At full speed they wait a moment for others, as long as
+    /// the slots have work without it; and while others are settled beside the loop, those that may be next wait for them.
+    pub(super) fn is_settle_due(&self) -> bool {
+        let is_gathered = || self.gathering_since.is_none_or(|since| since.elapsed() >= self.pace.gather());
+        let starves = || self.open() < self.setting.group.policy.slots;
+        let is_time = self.memory.ended_len() >= BATCH_MAX || is_gathered() || starves();
+        self.memory.has_ended() && is_time && !(self.solo.is_sharing() && self.memory.ends_freely())
     }
 
     /// Settles in a transaction of its own whatever did not end plainly.
     pub(super) async fn settle(&mut self, identity: &Identity) -> Step {
-        if let Some(step) = self.end_solo() {
+        if let Some(step) = self.end_solo(identity) {
             return step;
         }
-        if !self.memory.has_ended() {
+        let is_free = self.memory.ends_freely();
+        if !self.memory.has_ended() || (is_free && self.solo.is_sharing()) {
             return Step::Rest;
         }
         let batch = self.memory.take_ended(BATCH_MAX);
+        self.gathering_since = None;
         if batch.iter().any(|one| one.sql.is_some()) {
             return self.settle_those_with_sql(identity, batch).await;
         }
         if matches!(&batch[..], [one] if one.may_wait()) {
             self.settle_beside(identity, batch); // the loop does not wait with it
             return Step::Again;
+        }
+        if is_free && batch.len() > 1 {
+            self.solo.start_shared(&self.setting.database, identity.host, &self.setting.group, batch);
+            return Step::Again; // it claims meanwhile
         }
         match answered(settle(&self.setting.database, identity.host, &self.setting.group, &batch)).await {
             Ok(Settled::Refused(refused)) => {
@@ -224,28 +118,48 @@ impl Group {
     }
 
     /// Takes note of every settle that ran beside the loop and has ended.
-    pub(super) fn end_solo(&mut self) -> Option<Step> {
+    pub(super) fn end_solo(&mut self, identity: &Identity) -> Option<Step> {
         let mut step = None;
-        for (one, result) in self.solo.take_ended() {
-            match result {
-                Ok(Settled::LeaseLost) => step = Some(Step::End(End::LeaseLost)),
-                Ok(Settled::Committed { fenced, superseded, woken }) => {
-                    self.settled(&[one], &fenced, &superseded, &woken);
+        for ended in self.solo.take_ended() {
+            step = match ended {
+                SettleEnd::Alone(one, result) => self.settled_alone(one, result).or(step),
+                // Nothing of it has a key, so that each may go by itself, in whatever order.
+                SettleEnd::Shared(batch, Ok(Settled::Refused(refused))) => {
+                    tracing::debug!(group = &*self.setting.group.name, "settles one by one: {refused}");
+                    self.settle_beside(identity, batch);
+                    step
                 }
-                Ok(Settled::Refused(refused)) => self.refuse(one, &format!("what it produced was refused: {refused}")),
-                Ok(Settled::SqlRefused(reason)) => {
-                    self.refuse(one, &format!("its SQL was refused at the end of its transaction: {reason}"));
+                SettleEnd::Shared(batch, Err(error)) if is_blocked(&error) => {
+                    self.settle_beside(identity, batch);
+                    step
                 }
-                // It stood aside for a comparison, and the database is well.
-                Err(error) if has_sqlstate(&error, &[LOCK_NOT_AVAILABLE]) => self.memory.put_back(vec![one]),
-                Err(error) => {
-                    self.memory.put_back(vec![one]);
-                    self.back_off("settle a delivery by itself", &error);
-                    step = step.or(Some(Step::Rest));
-                }
-            }
+                SettleEnd::Shared(batch, result) => match self.settled_together(batch, result) {
+                    Step::Again => step,
+                    other => Some(other),
+                },
+            };
         }
         step
+    }
+
+    /// Takes note of one that was settled in a transaction of its own. `None`: the loop goes on.
+    fn settled_alone(&mut self, one: Settlement, result: Result<Settled, DatabaseError>) -> Option<Step> {
+        match result {
+            Ok(Settled::LeaseLost) => return Some(Step::End(End::LeaseLost)),
+            Ok(Settled::Committed { fenced, superseded, woken }) => self.settled(&[one], &fenced, &superseded, &woken),
+            Ok(Settled::Refused(refused)) => self.refuse(one, &format!("what it produced was refused: {refused}")),
+            Ok(Settled::SqlRefused(reason)) => {
+                self.refuse(one, &format!("its SQL was refused at the end of its transaction: {reason}"));
+            }
+            // It stood aside for a comparison, and the database is well.
+            Err(error) if has_sqlstate(&error, &[LOCK_NOT_AVAILABLE]) => self.memory.put_back(vec![one]),
+            Err(error) => {
+                self.memory.put_back(vec![one]);
+                self.back_off("settle a delivery by itself", &error);
+                return Some(Step::Rest);
+            }
+        }
+        None
     }
 
     /// What the handler wanted was refused: the delivery has failed, and nothing of it exists.
@@ -333,14 +247,7 @@ impl Group {
     }
 }
 
-/// Its transaction is gone, with an answer that was lost or before it was committed. If it is still ours, it was not
-/// committed and is handed back: settled as done it would lose what its handler did.
-fn without_effects(one: Settlement) -> Settlement {
-    let verdict = Verdict::Again { delay: Duration::ZERO, failures: one.failures, failure: None };
-    Settlement { verdict, produced: Vec::new(), ..one }
-}
-
-const LOCK_NOT_AVAILABLE: &str = "55P03";
+pub(super) const LOCK_NOT_AVAILABLE: &str = "55P03";
 const DEADLOCK: &str = "40P01";
 
 /// Another producer holds a lock that a shared transaction does not wait for, or a deadlock was resolved against us.
@@ -348,6 +255,6 @@ fn is_blocked(error: &DatabaseError) -> bool {
     has_sqlstate(error, &[LOCK_NOT_AVAILABLE, DEADLOCK])
 }
 
-fn has_sqlstate(error: &DatabaseError, sqlstates: &[&str]) -> bool {
+pub(super) fn has_sqlstate(error: &DatabaseError, sqlstates: &[&str]) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| sqlstates.contains(&&*code))
 }

@@ -24,6 +24,10 @@
 -- Indexes: primary keys of host, claim, cursor and exception, cursor_gap_group, exception_due, message_key_lease_ready. How it
 -- reads the log stands in functions/log.sql: few partitions of it.
 --
+-- Messages of one turn share a claim, so that most are settled with one row. Where each is settled in a transaction of its
+-- own, as with SQL of handlers, they would wait for each other at that row, each through the other's commit: there each
+-- has its own (p_apart; 16 slots: 750 deliveries a second with one claim, see docs/performance.md).
+--
 -- Rows: the first has source 0 and tells how the turn went (note, settled, ran, frontier); the others are messages,
 -- source 1 from the log under claim_id, source 2 from exception.
 create or replace function {schema}.claim_{stream_id}(
@@ -49,7 +53,8 @@ create or replace function {schema}.claim_{stream_id}(
     p_routing_keys text[],                      -- the group's filter as LIKE patterns; null: not given
     p_keys text[],
     p_not_keys text[],
-    p_headers jsonb
+    p_headers jsonb,
+    p_apart boolean default false               -- a claim for each message: see below
 ) returns table (
     source smallint,
     note text,
@@ -107,6 +112,7 @@ declare
     v_is_plain boolean;                         -- and no key matters
     v_is_all boolean;                           -- and all of them are taken now
     v_run bigint[];                             -- messages of the log this turn takes
+    v_apart bigint[];                           -- and the claim of each, where it is not v_claim
     v_late bigint[];                            -- those of them that lie in gaps
     v_keyed_ids bigint[];                       -- fresh messages with a key mode, or compacted
     v_keyed_keys text[];
@@ -348,8 +354,19 @@ begin
             v_keyed_compacted, v_keyed_due, p_full_keys, p_full_lanes, p_lane_max);
         v_run := v_run || v_keyed_run;
     end if;
-    v_is_all := v_is_whole and (v_is_plain or cardinality(v_run) = v_frontier - v_cursor);
-    if v_is_all then
+    if p_apart and v_is_whole and v_is_plain then
+        v_run := array(select generate_series(v_cursor + 1, v_frontier));
+    end if;
+    v_is_all := not p_apart and v_is_whole and (v_is_plain or cardinality(v_run) = v_frontier - v_cursor);
+    if p_apart and v_run is not null then
+        with apart as (
+            insert into {schema}.claim (id, group_id, host_id, pending)
+            select nextval('{schema_text}.claim_id'), p_group, p_host, int8multirange(int8range(m, m, '[]'))
+            from unnest(v_run) as m
+            returning id, lower(pending) as message
+        )
+        select array_agg(message), array_agg(id) into v_run, v_apart from apart;
+    elsif v_is_all then
         insert into {schema}.claim (id, group_id, host_id, pending)
         values (v_claim, p_group, p_host, int8multirange(int8range(v_cursor + 1, v_frontier, '[]')));
     elsif v_run is not null then
@@ -390,8 +407,8 @@ begin
         using v_claim, v_replay_upto, v_cursor, v_frontier, p_override, p_marks_gaps, p_group;
     elsif v_run is not null then
         return query
-        select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, v_claim, m.id, m.message_key, m.compaction_rank,
-            m.routing_key, m.headers::text, m.content_type, m.payload, (date_part('epoch', m.created_at) * 1000)::bigint,
+        select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, coalesce(r.claim, v_claim), m.id, m.message_key,
+            m.compaction_rank, m.routing_key, m.headers::text, m.content_type, m.payload, (date_part('epoch', m.created_at) * 1000)::bigint,
             0, false, m.id <= v_replay_upto, least(m.concurrency, p_override)::text, m.lane, coalesce(s.versions, 0), case
                 when p_marks_gaps and m.concurrency = 'ordered' then {schema}.gap_since(p_group, m.message_key, m.lane, m.id) end
         from (
@@ -399,7 +416,7 @@ begin
             union all
             select * from {schema}.log_rows_{stream_id}(v_late) where v_late is not null
         ) as m
-        join unnest(v_run) as r (id) on r.id = m.id
+        join unnest(v_run, v_apart) as r (id, claim) on r.id = m.id
         left join unnest(v_skip_keys, v_skip_versions) as s (message_key, versions)
             on m.compaction_rank is not null and s.message_key = m.message_key;
     end if;
