@@ -7,7 +7,7 @@ use std::{
 
 use millstream::{
     engine::{self, DeadFilter},
-    handler::{Finished, Handler, Handling, Message, Outcome},
+    handler::{Concurrency, Finished, Handler, Handling, Message, NewMessage, Outcome},
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -113,6 +113,40 @@ async fn an_open_producer_shows_as_a_gap_with_its_process() {
     assert!(answer.stderr.contains(&format!("database process {pid} may still commit")), "{answer:?}");
     slow.commit().await.unwrap();
     wait_for("the gap closes", LIMIT, async || state() == (Some(0), None, Some(0))).await;
+    host.drain().await;
+}
+
+/// M1. The oldest age is that of a message that is retried, or behind its key, or a dead letter that its key waits for.
+#[tokio::test]
+async fn m1_the_oldest_age_includes_retrying_and_blocked_heads() {
+    let verbs = Verbs::declare(STREAMS_TOML).await;
+    let project = &verbs.project;
+    let handler = |message: Message| match message.payload.as_deref() {
+        Some(b"retry") => Finished::plain(Outcome::Retry { reason: "no".into() }),
+        Some(b"reject") => Finished::plain(Outcome::Reject { reason: "no".into() }),
+        _ => done(),
+    };
+    let ordered =
+        |payload: &str| NewMessage { key: Some("k".into()), concurrency: Some(Concurrency::Ordered), ..text(payload) };
+    project.produce("orders", &[text("fine"), ordered("reject"), text("retry"), ordered("behind")]).await;
+    // Message n is n hours old.
+    project.run("update {schema}.message_log_1 set created_at = clock_timestamp() - id * interval '1 h'").await;
+    let host = project.host("email", handler).await;
+    let hours = || verbs.json(&["groups", "email"])[0]["oldest_age_ms"].as_i64().map(|age| age / 3_600_000);
+    wait_for("only the dead head's key and the retry are left", LIMIT, async || {
+        let group = &verbs.json(&["groups", "email"])[0];
+        [&group["lag"], &group["in_flight"], &group["retrying"], &group["deferred"]] == [0, 0, 1, 1]
+    })
+    .await;
+    // By position: the dead head is first, as the one that everything waits for.
+    assert_eq!(hours(), Some(2), "the dead head");
+    project.run("delete from {schema}.exception where message_id = 4").await;
+    assert_eq!(hours(), Some(2), "also when nothing waits behind it");
+    let key = project.group("email").await;
+    assert_eq!(engine::skip_key(&project.database, (key.id, key.stream_id), "k").await.unwrap(), [2]);
+    wait_for("the retry", LIMIT, async || hours() == Some(3)).await;
+    project.run("delete from {schema}.exception").await;
+    wait_for("nothing", LIMIT, async || hours().is_none()).await;
     host.drain().await;
 }
 

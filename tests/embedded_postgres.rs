@@ -207,7 +207,7 @@ async fn a_folder_that_holds_something_else_is_refused() {
 #[tokio::test]
 async fn a_half_made_data_folder_is_made_again() {
     let folder = scratch_folder();
-    let unfinished = folder.path().join("postgres.unfinished");
+    let unfinished = folder.path().join("postgres.unfinished.1");
     fs::create_dir(&unfinished).expect("make a folder");
     fs::write(unfinished.join("PG_VERSION"), "15\n").expect("write PG_VERSION");
     let server = start(folder.path()).await;

@@ -171,18 +171,19 @@ async fn x3_a_version_that_has_lost_and_dies_with_its_host_does_not_block_its_ke
     let host = "[host]\nlease = \"600ms\"\nheartbeat = \"150ms\"\n";
     let toml = host.to_owned() + &streams("").replace("max_attempts = 3", "max_attempts = 1");
     let project = Project::declare(&toml).await;
-    let (trace, stuck, handler) = steps(|_, _| done());
+    // Its handler never ends, also while the host is on its way out.
+    let (doomed_trace, stuck, doomed_handler) = steps(|_, _| done());
     stuck.store(true, Relaxed);
-    let doomed = project.host_with(&[("email", std::sync::Arc::clone(&handler))]).await;
+    let doomed = project.host_with(&[("email", doomed_handler)]).await;
     project.produce("orders", &[version("k", Concurrency::Ordered, "old")]).await;
-    wait_for("the old one runs", LIMIT, async || trace.started() == 1).await;
+    wait_for("the old one runs", LIMIT, async || doomed_trace.started() == 1).await;
     project.produce("orders", &[version("k", Concurrency::Ordered, "new")]).await;
     wait_for("the new one waits", LIMIT, async || {
         project.number("select count(*) from {schema}.exception where state = 'deferred'").await == 1
     })
     .await;
     drop(doomed);
-    stuck.store(false, Relaxed);
+    let (trace, _, handler) = steps(|_, _| done());
     let heir = project.host_with(&[("email", handler)]).await;
     all_done(&project).await;
     heir.drain().await;

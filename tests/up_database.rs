@@ -81,6 +81,7 @@ async fn open(server: &Server) -> Database {
 #[tokio::test]
 async fn a_host_survives_the_loss_of_its_connections() {
     let database = database().await;
+    database.expect_log("testing the connection on-release"); // the test's own
     let mut program = Program::with_examples(&playground("", WORKER));
     up(&mut program, &database.url().await).await;
     tell(&database, json!({"do": "sleep", "ms": 20, "then": "report"}), rounds(1000, 8000)).await;

@@ -154,7 +154,14 @@ pub fn o9_the_last_deliveries_of_a_key_are_in_order(facts: &Facts) -> Vec<String
             if let Some(before) = before
                 && last.delivery.start < before.end
             {
-                found.push(format!("O9: of key {key:?} in group {group}, {last:?} was done before {before:?}"));
+                let all: Vec<_> = of(&deliveries, age, fact).collect();
+                let before_all: Vec<_> = of(&deliveries, age, &facts.messages[&before.delivery.id]).collect();
+                let deaths: Vec<_> =
+                    facts.deaths.iter().filter(|death| death.group == group && death.id == fact.id).collect();
+                let verbs: Vec<_> = facts.verbs.iter().filter(|verb| verb.key.as_deref() == Some(key)).collect();
+                found.push(format!(
+                    "O9: of key {key:?} in group {group}, {last:?} was done before {before:?}; all: {all:?}; {before_all:?}; {deaths:?}; {verbs:?}"
+                ));
             }
             before = Some(last);
         }
@@ -245,7 +252,8 @@ pub fn d5_dead_letters_of_a_resting_key_are_in_order(facts: &Facts) -> Vec<Strin
         let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered && fact.rank.is_none());
         // What was dead before the age began, or does not come in it, dies when an operator redrives it, whenever that is.
         let ordered = ordered.filter(|fact| !facts.is_passed(age, fact));
-        let first = |fact: &&Fact| facts.deaths_of(age, fact.id).next().filter(|death| !death.is_kept);
+        let is_death = |death: &&Death| !death.is_kept && !death.is_reopened;
+        let first = |fact: &&Fact| facts.deaths_of(age, fact.id).next().filter(is_death);
         let mut firsts = ordered.filter_map(|fact| Some((first(fact)?.at, fact.id)));
         let mut before = firsts.next();
         for first in firsts {

@@ -25,10 +25,10 @@ pub struct Fact {
     pub produced: Produced,
 }
 
-/// One identity of a host, and how long its lease was good.
+/// One identity of a host, and until when its lease was good.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    pub began: Micros,
+    pub host: i64,
     pub until: Micros,
 }
 
@@ -50,6 +50,8 @@ pub struct Sent {
 pub struct Claim {
     pub group: usize,
     pub life: String,
+    /// The identity that its life had then.
+    pub host: i64,
     pub first: i64,
     pub last: i64,
     /// When its turn began, and when it took them.
@@ -64,6 +66,8 @@ pub struct Death {
     pub age: usize,
     /// From an earlier age; its message does not come again.
     pub is_kept: bool,
+    /// Its redrive was voided by a seek: it is open again, and nobody died.
+    pub is_reopened: bool,
     pub id: i64,
     pub what: String,
     pub class: String,
@@ -193,13 +197,13 @@ impl Facts {
             }
         }
         let sql = "select c.group_id, l.name, lower(r.ids), upper(r.ids) - 1, (extract(epoch from c.began) * 1000000)::bigint,
-                (extract(epoch from c.at) * 1000000)::bigint
+                (extract(epoch from c.at) * 1000000)::bigint, host_id
             from {schema}.model_claim c join (select distinct host_id, name from {schema}.model_lease) as l using (host_id),
                 unnest(c.ids) as r (ids) order by c.seq";
         for row in rows(world, sql).await {
             let (group, life) = (index[&row.get(0)], row.get(1));
-            let (first, last, began, at) = (row.get(2), row.get(3), row.get(4), row.get(5));
-            self.claims.push(Claim { group, life, first, last, began, at });
+            let (first, last, began, at, host) = (row.get(2), row.get(3), row.get(4), row.get(5), row.get(6));
+            self.claims.push(Claim { group, life, host, first, last, began, at });
         }
     }
 
@@ -219,8 +223,10 @@ impl Facts {
         for row in rows(world, sql).await {
             let (group, id, at) = (index[&row.get(0)], row.get(1), row.get(5));
             let age = self.age(group, self.key_of(id), at);
-            let (what, class, attempts) = (row.get(2), row.get(3), row.get(4));
-            self.deaths.push(Death { group, age, is_kept: false, id, what, class, attempts, at });
+            let (what, class, attempts) = (row.get::<String, _>(2), row.get(3), row.get(4));
+            let is_reopened = what == "reopened";
+            let what = if is_reopened { "open".to_owned() } else { what };
+            self.deaths.push(Death { group, age, is_kept: false, is_reopened, id, what, class, attempts, at });
         }
         self.keep_deaths();
         for row in rows(world, "select group_id, message_id from {schema}.exception").await {
@@ -254,11 +260,14 @@ impl Facts {
 
     fn tell(&self, delivery: Delivery, claims: &HashMap<(usize, &str), Vec<&Claim>>) -> Told {
         let identities = self.identities.get(&delivery.life).map_or(&[][..], Vec::as_slice);
-        let identity = identities.iter().rev().find(|identity| identity.began <= delivery.start);
         let group = self.groups.iter().position(|group| group.name == delivery.group).expect("a known group");
         let claims = claims.get(&(group, delivery.life.as_str())).map_or(&[][..], Vec::as_slice);
         let is_it = |claim: &&&Claim| claim.at <= delivery.start && (claim.first..=claim.last).contains(&delivery.id);
-        let claimed = claims.iter().rev().find(is_it).map_or(Micros::MIN, |claim| claim.at);
+        let claim = claims.iter().rev().find(is_it);
+        let claimed = claim.map_or(Micros::MIN, |claim| claim.at);
+        // A host that has lost its lease may begin what it took under it, and have a new one by then.
+        let is_of_claim = |identity: &&Identity| claim.is_some_and(|claim| claim.host == identity.host);
+        let identity = identities.iter().find(is_of_claim);
         let sent = self.sent.iter().find(|sent| sent.group == group && sent.key.is_none() && sent.at > claimed);
         let lease_end = identity.map_or(Micros::MIN, |identity| identity.until);
         let lease_end = sent.map_or(lease_end, |sent| lease_end.min(sent.at));
@@ -419,12 +428,12 @@ async fn groups(world: &World) -> Vec<Group> {
 
 async fn identities(world: &World) -> HashMap<String, Vec<Identity>> {
     // Of each identity the last row counts: a lease that was ended from outside is not renewed again.
-    let sql = "select name, (extract(epoch from min(at)) * 1000000)::bigint,
+    let sql = "select name, host_id,
             (extract(epoch from (array_agg(expires_at order by seq desc))[1]) * 1000000)::bigint
         from {schema}.model_lease group by host_id, name order by host_id";
     let mut all: HashMap<String, Vec<Identity>> = HashMap::new();
     for row in rows(world, sql).await {
-        all.entry(row.get(0)).or_default().push(Identity { began: row.get(1), until: row.get(2) });
+        all.entry(row.get(0)).or_default().push(Identity { host: row.get(1), until: row.get(2) });
     }
     all
 }

@@ -20,7 +20,8 @@ begin
     insert into {schema}.model_dead (group_id, message_id, what, class, attempts)
     select d.group_id, d.message_id, case
         when tg_op = 'DELETE' then 'gone' when d.redriven_at is not null then 'redriven' when d.replayed_at is not null then 'replayed'
-        else 'open' end, d.class, d.attempts
+        -- By a seek, and not by another death.
+        when tg_op = 'UPDATE' and new.deaths = old.deaths then 'reopened' else 'open' end, d.class, d.attempts
     from (select (case when tg_op = 'DELETE' then old else new end).*) as d;
     return null;
 end

@@ -4,7 +4,7 @@
 -- Reads a bounded number of rows for each group, whatever the sizes: every count goes through an index range in its
 -- order and ends at $1 + 1. `between g.id and g.id` is an equality that the planner does not see through, so that only
 -- the index that begins with group_id gives the order; else it may walk another group's rows. Indexes: message_log primary key, dead_letter_open, exception_due, exception_host,
--- exception_deferred, exception primary key, claim_group, cursor_gap_group, message_key_lease_blocked.
+-- exception_deferred, exception primary key, claim_group, cursor_gap_group, message_key_lease_blocked, dead_letter_once.
 select g.name, g.handler, g.paused_at is not null as paused,
     fresh.count as fresh, late.count as late, ahead.ids as ids_ahead,
     claimed.pending + running.count as in_flight, due.waiting as retrying, due.delayed, deferred.count as deferred,
@@ -66,10 +66,11 @@ left join lateral (
     where group_id between g.id and g.id and redriven_at is null order by group_id desc, id desc limit 1
 ) as newest_dead on true
 cross join lateral (
-    select count(*) as blocked from (
-        select from {schema}.message_key_lease
+    select count(*) as blocked, min(d.message_id) as first_dead_head from (
+        select blocked_by from {schema}.message_key_lease
         where group_id between g.id and g.id and blocked_by is not null order by group_id limit $1 + 1
     ) as k
+    left join {schema}.dead_letter d on d.group_id = g.id and d.message_id = k.blocked_by
 ) as leases
 cross join lateral (
     select count(*) as count from (select from {schema}.cursor_gap where group_id = g.id limit 1000) as o
@@ -84,10 +85,10 @@ left join lateral (
     limit 1
 ) as oldest_gap on true
 left join lateral (
-    -- Of the messages not yet ended. A delayed one is not late before it is due.
+    -- Of the messages not yet ended, and of dead letters that their keys wait for. A delayed one is not late before it is due.
     select coalesce(l.created_at, d.produced_at) as created_at
     from (
-        select least(fresh.first_id, late.first_id, claimed.first_id, e.first_id) as id
+        select least(fresh.first_id, late.first_id, claimed.first_id, e.first_id, leases.first_dead_head) as id
         from (
             select min(message_id) as first_id from (
                 select message_id, state, due_at from {schema}.exception

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     binaries::{self, Binaries},
     owner::Owner,
-    places::Places,
+    places::{Places, UNFINISHED},
 };
 
 /// The database role that owns everything; on the private socket it needs no password.
@@ -56,7 +56,8 @@ fn data_major(data: &Path) -> Result<Option<u32>> {
 /// A crash in the middle leaves only `unfinished`, which the next start removes: `data` is whole or absent.
 fn initdb(binaries: &Binaries, places: &Places, owner: &Owner, throw_away: bool) -> Result<()> {
     let unfinished = &places.unfinished;
-    remove(unfinished).with_context(|| format!("remove the unfinished {}", unfinished.display()))?;
+    let home = places.data.parent().expect("the data folder is below its home");
+    remove_unfinished(home).with_context(|| format!("remove what is unfinished in {}", home.display()))?;
     owner.private_folder(unfinished)?;
     let mut command = owner.command(binaries.program("initdb"));
     command.arg("--pgdata").arg(unfinished);
@@ -69,8 +70,22 @@ fn initdb(binaries: &Binaries, places: &Places, owner: &Owner, throw_away: bool)
     ensure!(output.status.success(), "initdb failed: {}", last_lines(&output));
     fs::rename(unfinished, &places.data)
         .with_context(|| format!("rename {} to {}", unfinished.display(), places.data.display()))?;
-    let parent = places.data.parent().expect("the data folder is below its home");
-    File::open(parent).and_then(|folder| folder.sync_all()).with_context(|| format!("sync {}", parent.display()))
+    File::open(home).and_then(|folder| folder.sync_all()).with_context(|| format!("sync {}", home.display()))
+}
+
+/// Removes what starts that were cut short have left.
+fn remove_unfinished(home: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(home) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a folder, if it is there. The `initdb` of a host that was killed lives on for a moment and still writes into it.
@@ -136,7 +151,7 @@ mod tests {
     #[test]
     fn a_folder_that_somebody_still_writes_into_is_removed() {
         let home = std::env::temp_dir().join(format!("millstream-remove-{}", std::process::id()));
-        let folder = home.join("postgres.unfinished");
+        let folder = home.join(format!("{UNFINISHED}.1"));
         fs::create_dir_all(&folder).unwrap();
         let written = folder.clone();
         let writer = thread::spawn(move || {
@@ -147,9 +162,9 @@ mod tests {
             }
         });
         thread::sleep(Duration::from_millis(20));
-        remove(&folder).unwrap();
+        remove_unfinished(&home).unwrap();
         writer.join().unwrap();
-        remove(&folder).unwrap(); // nothing is there, which is no error
+        remove_unfinished(&home).unwrap(); // nothing is there, which is no error
         assert!(!folder.exists());
         fs::remove_dir_all(&home).unwrap();
     }

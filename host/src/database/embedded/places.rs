@@ -18,12 +18,16 @@ const SOCKET_PATH_BYTES_MAX: usize = if cfg!(target_os = "macos") { 103 } else {
 /// Postgres names the socket itself, after its port.
 pub const SOCKET_NAME: &str = ".s.PGSQL.5432";
 
+/// How the folders begin in which `initdb` works.
+pub const UNFINISHED: &str = "postgres.unfinished";
+
 /// Every folder and file of one owned Postgres.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// The Postgres data folder.
     pub data: PathBuf,
-    /// `initdb` works here; renamed to `data` when it is whole.
+    /// `initdb` works here; renamed to `data` when it is whole. Of each start its own: the `initdb` of a host that was killed
+    /// lives on for a moment, and empties its folder when it fails.
     pub unfinished: PathBuf,
     /// Holds the socket; mode 0700.
     pub socket: PathBuf,
@@ -62,7 +66,7 @@ pub fn choose(folder: &Path) -> Result<(Places, Owner)> {
 fn places(folder: &Path, home: &Path, owner: &Owner) -> Result<Places> {
     Ok(Places {
         data: home.join("postgres"),
-        unfinished: home.join("postgres.unfinished"),
+        unfinished: home.join(format!("{UNFINISHED}.{}", std::process::id())),
         socket: socket_folder(folder, home, owner)?,
         log: folder.join("postgres.log"),
     })
