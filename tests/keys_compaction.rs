@@ -5,11 +5,14 @@ use std::{
     time::Duration,
 };
 
-use millstream::handler::{Concurrency, Finished, NewMessage, Outcome};
+use millstream::{
+    engine::{self, Done, Lane, Request, Source, Wanted},
+    handler::{Concurrency, Finished, NewMessage, Outcome},
+};
 
 use crate::support::{
-    engine::{Project, done},
-    keyed::{LIMIT, all_done, failed, rejected, steps, streams, version},
+    engine::{Project, done, text},
+    keyed::{LIMIT, all_done, failed, keyed, rejected, steps, streams, version},
     wait_for,
 };
 
@@ -189,4 +192,50 @@ async fn x3_a_version_that_has_lost_and_dies_with_its_host_does_not_block_its_ke
     heir.drain().await;
     assert_eq!(trace.ended(), ["new"]);
     assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+}
+
+/// A turn answers every message that it puts under a claim, whatever else it takes along: what it did not answer would wait for
+/// a comparison, and count an attempt if its host died before.
+#[tokio::test]
+async fn a_turn_answers_all_that_it_claims() {
+    for mode in [Concurrency::Exclusive, Concurrency::Ordered] {
+        let project = Project::declare(&streams("")).await;
+        let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+        let group = project.group("email").await;
+        let wanted = Wanted { messages: 100, bytes: 1 << 20, retries: 10 };
+        let turn = async |done: Done, idle: Vec<Lane>| {
+            let request = Request { done, idle, lane_max: 64, wanted, ..Request::default() };
+            engine::claim(&project.database, host, &group, &request).await.expect("claim")
+        };
+        project.produce("orders", &[version("k", mode, "1")]).await;
+        let first = turn(Done::default(), Vec::new()).await;
+        assert_eq!(first.claimed.len(), 1);
+        // Two versions more, one of which is passed over: the next delivery tells of it.
+        for payload in ["2", "3"] {
+            project.produce("orders", &[version("k", mode, payload)]).await;
+            assert!(turn(Done::default(), Vec::new()).await.claimed.is_empty());
+        }
+        assert_eq!(project.number("select count(*) from {schema}.skipped_versions").await, 1);
+        // What has no key, what has another, and both: with the third version of the key.
+        let free = [text("a"), keyed("other", mode, "b"), text("c")];
+        for free in [&free[..1], &free[1..2], &free[..]] {
+            project.produce("orders", free).await;
+            let done = Done { claims: vec![first.claimed[0].token.claim], is_durable: true, ..Done::default() };
+            let next = turn(done, vec![Lane { key: "k".into(), number: 0 }]).await;
+            let answered = |source| next.claimed.iter().filter(|one| one.token.source == source).count() as i64;
+            let pending = "select coalesce(sum(upper(r) - lower(r)), 0)::bigint from {schema}.claim, unnest(pending) r";
+            assert_eq!(project.number(pending).await, answered(Source::Log), "{mode:?}");
+            let running = "select count(*) from {schema}.exception where state = 'running'";
+            assert_eq!(project.number(running).await, answered(Source::Exception), "{mode:?}");
+            assert_eq!(answered(Source::Exception), 1, "{mode:?}: the third version");
+            // Once more, for other messages behind it.
+            project
+                .run(
+                    "delete from {schema}.claim; update {schema}.exception set state = 'deferred', host_id = null, claim_id = null;
+                     delete from {schema}.message_key_lease where message_key <> 'k';
+                     insert into {schema}.skipped_versions values (1, 'k', 1) on conflict do nothing",
+                )
+                .await;
+        }
+    }
 }

@@ -172,7 +172,8 @@ impl Coalescer {
         }
         let until = Instant::now() + LINGER;
         let mut came = 0;
-        while came < expected && self.waiting.len() < WAITING_MAX && Instant::now() < until {
+        let has_room = |of: &Self| of.waiting.len() < WAITING_MAX && of.blocked.len() < BLOCKED_MAX;
+        while came < expected && has_room(self) && Instant::now() < until {
             match self.inbox.try_recv() {
                 Ok(item) => {
                     came += 1;

@@ -178,7 +178,7 @@ impl Memory {
             fenced += usize::from(!was_ours);
             let Some(held) = self.claims.get_mut(&token) else { continue };
             held.done.retain(|id| id != message);
-            if !was_ours {
+            if !was_ours && source == Source::Log {
                 self.lose(token);
             } else if held.is_empty() {
                 self.claims.remove(&token);
@@ -228,10 +228,11 @@ impl Memory {
         batch
     }
 
-    /// A settle has ended: `batch` is settled, or was fenced. Fenced deliveries of a claim mean that it is gone.
+    /// A settle has ended: `batch` is settled, or was fenced. Fenced deliveries of a claim mean that it is gone; exceptions
+    /// each have a row of their own, so that one says nothing of the others.
     pub fn settled(&mut self, batch: &[Settlement], is_fenced: impl Fn(usize) -> bool) {
         for (index, one) in batch.iter().enumerate() {
-            if is_fenced(index) {
+            if is_fenced(index) && one.token.source == Source::Log {
                 self.lose(one.token);
             } else if let Some(held) = self.claims.get_mut(&one.token) {
                 held.settling.remove(&one.message_id);
@@ -313,6 +314,15 @@ impl Memory {
         differences.unknown.extend(rows.into_keys().map(|token| token.claim));
         differences.unknown.sort_unstable();
         differences.unknown.dedup();
+        // What a turn brought from the log and what it brought of exceptions have one claim id, and go back together: else
+        // one would come again while it runs here, or run before an earlier one of its key.
+        for claim in &differences.unknown {
+            for source in [Source::Log, Source::Exception] {
+                let token = Token { claim: *claim, source };
+                differences.fenced += self.claims.get(&token).map_or(0, HeldClaim::ended_len);
+                self.lose(token);
+            }
+        }
         // A key whose lease was answered to nobody, or whose messages were given back.
         keys.into_iter().for_each(|lane| self.keys.found(lane));
         differences
@@ -352,4 +362,65 @@ impl Memory {
 /// Claimed for a free slot, as retries are; what waited for its key is claimed like a fresh one.
 fn is_retry(token: Token, failures: u32, keyed: Option<&Keyed>) -> bool {
     token.source == Source::Exception && (failures > 0 || in_lane(keyed).is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handler::Message;
+
+    /// A message without a key that a turn has brought.
+    fn claimed(claim: i64, source: Source, id: i64) -> Claimed {
+        let message = Message {
+            id,
+            stream: "s".into(),
+            group: "g".into(),
+            key: None,
+            rank: None,
+            routing_key: None,
+            headers: Vec::new(),
+            content_type: None,
+            payload: None,
+            produced_at_ms: 0,
+            attempt: 1,
+            max_attempts: 3,
+            timeout: Duration::from_secs(1),
+            replay: false,
+            redriven: false,
+            skipped: 0,
+            gap_since: None,
+            sql: None,
+        };
+        Claimed { token: Token { claim: ClaimId(claim), source }, failures: 0, keyed: None, message }
+    }
+
+    fn held(claim: i64, source: Source, id: i64) -> Held {
+        Held { token: Token { claim: ClaimId(claim), source }, first: id, last: id }
+    }
+
+    /// What a comparison gives back it gives back whole: the log's messages and the exceptions of a turn have one claim id.
+    #[test]
+    fn what_goes_back_of_a_turn_is_forgotten_whole() {
+        for (known, unknown) in [(Source::Log, Source::Exception), (Source::Exception, Source::Log)] {
+            let (mut memory, life) = (Memory::default(), CancellationToken::new());
+            let cut = memory.hold(&claimed(7, known, 1), 1, &life);
+            let other = memory.hold(&claimed(8, known, 2), 1, &life);
+            let rows = [held(7, known, 1), held(7, unknown, 3), held(8, known, 2)];
+            let differences = memory.compare(&rows, Vec::new());
+            assert_eq!(differences.unknown, [ClaimId(7)], "{known:?}");
+            assert!(cut.is_cancelled() && !other.is_cancelled(), "{known:?}");
+            assert_eq!(memory.claims.len(), 1, "{known:?}");
+        }
+    }
+
+    /// Exceptions have rows of their own: one that was fenced says nothing of the others of its turn.
+    #[test]
+    fn a_fenced_exception_is_forgotten_alone() {
+        let (mut memory, life) = (Memory::default(), CancellationToken::new());
+        let cut = memory.hold(&claimed(7, Source::Exception, 1), 1, &life);
+        memory.hold(&claimed(7, Source::Exception, 2), 1, &life);
+        let token = Token { claim: ClaimId(7), source: Source::Exception };
+        memory.settled(&[Settlement::plain(token, 1, Verdict::Done)], |_| true);
+        assert!(!cut.is_cancelled() && memory.claims.contains_key(&token));
+    }
 }

@@ -120,7 +120,17 @@ impl Group {
     /// Takes note of every settle that ran beside the loop and has ended.
     pub(super) fn end_solo(&mut self, identity: &Identity) -> Option<Step> {
         let mut step = None;
-        for ended in self.solo.take_ended() {
+        let ended = self.solo.take_ended();
+        if self.solo.has_panicked() {
+            // Nobody knows which they were: all that this host holds goes back.
+            self.forget();
+            self.must_compare = true;
+            return Some(Step::Again);
+        }
+        for ended in ended {
+            if matches!(step, Some(Step::End(_))) {
+                break; // nothing of this identity counts any more
+            }
             step = match ended {
                 SettleEnd::Alone(one, result) => self.settled_alone(one, result).or(step),
                 // Nothing of it has a key, so that each may go by itself, in whatever order.

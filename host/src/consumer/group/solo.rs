@@ -32,6 +32,7 @@ pub struct Solo {
     shared: JoinSet<SettleEnd>,
     places: Arc<Places>,
     ended: Vec<SettleEnd>,
+    has_panicked: bool,
 }
 
 /// A settle that has ended.
@@ -82,7 +83,7 @@ impl Places {
 
 impl Solo {
     pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty() && self.shared.is_empty() && self.ended.is_empty()
+        self.tasks.is_empty() && self.shared.is_empty() && self.ended.is_empty() && !self.has_panicked
     }
 
     /// Whether many are being settled in one transaction.
@@ -101,12 +102,19 @@ impl Solo {
     }
 
     fn put(&mut self, joined: Result<SettleEnd, JoinError>) {
-        // A settle does not panic; if it did, the delivery stays held and the next comparison finds it.
         match joined {
             Ok(ended) => self.ended.push(ended),
             Err(error) if error.is_cancelled() => {} // with the process
-            Err(error) => tracing::error!("a settle has panicked: {error}"),
+            Err(error) => {
+                tracing::error!("a settle has panicked: {error}");
+                self.has_panicked = true;
+            }
         }
+    }
+
+    /// Whether a settle has panicked, which none does: its deliveries are gone with it.
+    pub fn has_panicked(&self) -> bool {
+        self.has_panicked
     }
 
     /// Lets those that wait for other producers end, so that soon none is left.

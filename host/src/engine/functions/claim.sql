@@ -397,7 +397,7 @@ begin
         select array_agg(message_key), array_agg(versions) into v_skip_keys, v_skip_versions from gone;
     end if;
 
-    if v_is_all and v_skip_keys is null then
+    if v_is_all and (v_is_plain or v_skip_keys is null) then    -- what is plain is not compacted
         return query execute format(
             'select 1::smallint, null::text, null::bigint[], null::bigint[], null::bigint, $1, id, message_key, compaction_rank,
                 routing_key, headers::text, content_type, payload, (date_part(''epoch'', created_at) * 1000)::bigint,
