@@ -184,7 +184,10 @@ impl Facts {
     }
 
     async fn read_verbs(&mut self, world: &World, index: &HashMap<i32, usize>) {
-        let sql = "select group_id, message_key, (extract(epoch from at) * 1000000)::bigint from {schema}.model_sent order by at";
+        // Of a key with lanes each lane is noted; it is sent once.
+        let sql =
+            "select group_id, message_key, (extract(epoch from min(at)) * 1000000)::bigint from {schema}.model_sent
+            group by group_id, message_key, xact order by min(at)";
         for row in rows(world, sql).await {
             let (group, key, at): (usize, Option<String>, Micros) = (index[&row.get(0)], row.get(1), row.get(2));
             let is_it = |verb: &&Verb| {

@@ -83,6 +83,9 @@ pub struct World {
     pub cuts_connections: bool,
     /// The operator pauses, seeks, skips and releases too.
     pub has_verbs: bool,
+    /// And sends groups and keys elsewhere: in the long form and where a seed is asked for. What a seek makes of a message the
+    /// reference tells apart by times, which is not exact to the last case; the seeks have tests of their own.
+    pub has_seeks: bool,
     /// Of each kind.
     pub keys: u64,
     /// Most milliseconds between two transactions of a producer.
@@ -145,6 +148,7 @@ fn world(seed: u64, project: &Project, random: &mut fastrand::Rng, is_calm: bool
         keys: *random.choice(&[1, 2, 4, 20]).unwrap(),
         pause_ms: *random.choice(&[5, 30, 100]).unwrap(),
         has_verbs: random.u32(0..3) > 0,
+        has_seeks: ["MILLSTREAM_SOAK", "MILLSTREAM_SEED"].iter().any(|name| std::env::var_os(name).is_some()),
         main: tokio::runtime::Handle::current(),
         dispatch: project.database.dispatch(),
         produced: AtomicBool::new(false),
@@ -230,7 +234,7 @@ async fn orphans(world: &World) -> Vec<String> {
         ("E7: deferred messages whose key has no row", "select count(*) from {schema}.exception e where state = 'deferred' and not exists
             (select from {schema}.message_key_lease l where l.group_id = e.group_id and l.message_key = e.message_key and l.lane = e.lane)"),
         ("D4: messages both under way and open dead letters", "select count(*) from {schema}.exception e
-            join {schema}.dead_letter d using (group_id, message_id) where d.redriven_at is null"),
+            join {schema}.dead_letter d using (group_id, message_id) where d.redriven_at is null and d.replayed_at is null"),
         ("E7: hosts that are left over", "select count(*) from {schema}.host"),
         ("E7: rows of hosts that are gone", "select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception where host_id is not null)
             + (select count(*) from {schema}.message_key_lease where host_id is not null)"),
