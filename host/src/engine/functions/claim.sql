@@ -54,7 +54,7 @@ create or replace function {schema}.claim_{stream_id}(
     p_keys text[],
     p_not_keys text[],
     p_headers jsonb,
-    p_apart boolean default false               -- a claim for each message: see below
+    p_apart boolean default false               -- a claim for each message: see above
 ) returns table (
     source smallint,
     note text,
