@@ -32,7 +32,7 @@ async fn a_project_that_has_everything_is_healthy() {
     let answer = verbs.json(&["doctor"]);
     assert_eq!(answer["healthy"], true);
     for (check, found) in [
-        ("streams.toml", "1 streams, 2 groups"),
+        ("streams.toml", "1 stream, 2 groups"),
         ("tables", "current"),
         ("declared", "what streams.toml says"),
         ("hosts", "none runs"),
@@ -55,17 +55,19 @@ async fn what_is_missing_is_named_with_what_mends_it() {
     assert_eq!((answer.code, answer.stderr.as_str()), (1, ""));
     let answer: Value = serde_json::from_str(&answer.stdout).expect("JSON");
     assert_eq!(answer["healthy"], false);
-    assert_eq!(finding(&answer, "handler", "email.wasm for email: ")["state"], "missing");
+    assert_eq!(finding(&answer, "handler", "email.wasm for email: ")["state"], "broken");
     let missing = finding(&answer, "handler", "fax.wasm: No such file");
     assert!(
         missing["state"] == "missing" && missing["mend"].as_str().is_some_and(|text| text.contains("millstream new"))
     );
-    let declared = finding(&answer, "declared", "in 1 points");
+    let declared = finding(&answer, "declared", "in 1 point");
     assert!(
         declared["state"] == "note" && declared["mend"].as_str().is_some_and(|text| text.contains("millstream apply"))
     );
     let text = verbs.run(&["doctor"]).stdout;
-    assert!(text.contains("MISSING handler") && text.ends_with("mend what is MISSING, then look again\n"), "{text}");
+    for part in ["MISSING handler", "BROKEN  handler", "mend what is MISSING or BROKEN, then look again\n"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[tokio::test]
@@ -82,7 +84,7 @@ async fn a_database_that_is_away_or_empty_is_told() {
     let database = crate::support::empty_database().await;
     let (_, stdout, _) = program.run(&["doctor", "--output", "json", "--database-url", &database.url().await]);
     let answer: Value = serde_json::from_str(&stdout).expect("JSON");
-    let tables = finding(&answer, "tables", "not applied yet");
+    let tables = finding(&answer, "tables", "to apply");
     assert!(tables["mend"].as_str().is_some_and(|text| text.contains("millstream apply")));
 }
 
@@ -92,7 +94,38 @@ fn without_a_streams_toml_the_machine_is_looked_at_all_the_same() {
     let (status, stdout, _) = program.run(&["doctor", "--output", "json"]);
     assert_eq!(status.code(), Some(1));
     let answer: Value = serde_json::from_str(&stdout).expect("JSON");
-    let file = finding(&answer, "streams.toml", "1 mistakes, the first: ");
-    assert!(file["state"] == "missing" && file["mend"].as_str().is_some_and(|text| text.contains("millstream check")));
+    let file = finding(&answer, "streams.toml", "1 mistake, the first: ");
+    assert!(file["state"] == "broken" && file["mend"].as_str().is_some_and(|text| text.contains("millstream check")));
     assert_eq!(finding(&answer, "Postgres", "version")["state"], "ok");
+}
+
+/// A user that may not make the tables, and one whose name would mix its own tables with ours. Roles are the cluster's, so
+/// their names are this test's.
+#[tokio::test]
+async fn what_the_user_may_do_and_is_called_is_looked_at() {
+    let database = crate::support::empty_database().await;
+    let make = "create role doctors_guest login; create role doctors_namesake login superuser";
+    sqlx::raw_sql(make).execute(&database.pool).await.expect("make the roles");
+    let program = Program::new(&format!("[database]\nschema = \"doctors_namesake\"\n{STREAMS_TOML}"));
+    let url = database.url().await;
+    let doctor = |role: &str| {
+        let url = url.replacen("//millstream@", &format!("//{role}@"), 1);
+        let (_, stdout, _) = program.run(&["doctor", "--output", "json", "--database-url", &url]);
+        serde_json::from_str::<Value>(&stdout).expect("JSON")
+    };
+    let answer = doctor("doctors_guest");
+    let tables = finding(&answer, "tables", "may not make them");
+    assert!(
+        tables["state"] == "missing"
+            && tables["mend"].as_str().is_some_and(|text| text.contains("grant create on database"))
+    );
+    let answer = doctor("doctors_namesake");
+    assert_eq!(finding(&answer, "tables", "to apply")["state"], "note");
+    assert_eq!(finding(&answer, "role", "called like the schema")["state"], "note");
+    let answer = doctor("millstream");
+    assert!(answer["findings"].as_array().is_some_and(|all| all.iter().all(|one| one["check"] != "role")), "{answer}");
+    sqlx::raw_sql("drop role doctors_guest; drop role doctors_namesake")
+        .execute(&database.pool)
+        .await
+        .expect("clean up");
 }

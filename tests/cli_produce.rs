@@ -39,7 +39,7 @@ async fn one_message_from_a_file_or_standard_input_byte_for_byte() {
     assert_eq!(verbs.text(&arguments), "message 1\n");
     let answer = verbs.run_with_input(&["produce", "orders", "--file", "-", "--output", "json"], b"text");
     let json: serde_json::Value = serde_json::from_str(&answer.stdout).expect("JSON");
-    assert_eq!(json, serde_json::json!({"produced": 1, "duplicates": 0, "first_id": 2, "last_id": 2}));
+    assert_eq!(json, serde_json::json!({"produced": 1, "duplicates": 0, "superseded": 0, "first_id": 2, "last_id": 2}));
     assert_eq!(verbs.run_with_input(&["produce", "orders"], b"").stdout, "message 3\n", "0 bytes are a payload");
     let stored = verbs
         .project
@@ -226,7 +226,10 @@ async fn a_hundred_thousand_lines_are_delivered_and_leave_no_row() {
     }
     verbs.file("lines.ndjson", lines);
     let answer = verbs.json(&["produce", "orders", "--ndjson", "--file", "lines.ndjson"]);
-    assert_eq!(answer, serde_json::json!({"produced": COUNT, "duplicates": 0, "first_id": 1, "last_id": COUNT}));
+    assert_eq!(
+        answer,
+        serde_json::json!({"produced": COUNT, "duplicates": 0, "superseded": 0, "first_id": 1, "last_id": COUNT})
+    );
     let seen = std::sync::Arc::new(Mutex::new(vec![0_u8; COUNT]));
     let notes = std::sync::Arc::clone(&seen);
     let host = verbs

@@ -62,6 +62,11 @@ impl<'a> Turns<'a> {
     }
 }
 
+/// More than a line has room for, and a second line.
+fn long_error() -> String {
+    format!("{}\nmore", "long ".repeat(100))
+}
+
 fn failure(class: FailureClass) -> Failure {
     Failure { class, error: "hunter2".to_owned() }
 }
@@ -95,7 +100,7 @@ async fn six_messages(project: &Project) -> Turns<'_> {
     let claimed = turns.claim().await;
     assert_eq!(claimed.iter().map(|claimed| claimed.message.id).collect::<Vec<_>>(), [1, 2, 3, 4]);
     turns.settle(&claimed[0], Verdict::Done).await;
-    let failed = Some(failure(FailureClass::Timeout));
+    let failed = Some(Failure { error: long_error(), ..failure(FailureClass::Timeout) });
     turns.settle(&claimed[2], Verdict::Again { delay: Duration::from_secs(3600), failures: 1, failure: failed }).await;
     turns.settle(&claimed[3], Verdict::Dead { attempts: 3, failure: failure(FailureClass::Panic) }).await;
     turns
@@ -115,10 +120,13 @@ async fn what_became_of_a_message_or_what_it_waits_for_is_named() {
     assert_eq!((held, line(&verbs, 2)), (expected, format!("with host left-handed since {since}, attempt 1 of 3")));
     let retrying = why(&verbs, 3);
     let due = retrying["due_at"].as_str().expect("a time").to_owned();
-    let expected = json!({ "state": "retrying", "due_at": due, "is_due": false, "attempt": 2, "max_attempts": 3, "class": "timeout", "error": "hunter2", "redriven_from": null });
+    let expected = json!({ "state": "retrying", "due_at": due, "is_due": false, "attempt": 2, "max_attempts": 3, "class": "timeout", "error": long_error(), "redriven_from": null });
     assert_eq!(
         (retrying, line(&verbs, 3)),
-        (expected, format!("waits for attempt 2 of 3, at {due}; the last one failed: timeout: hunter2"))
+        (
+            expected,
+            format!("waits for attempt 2 of 3, at {due}; the last one failed: timeout: {}...", "long ".repeat(48))
+        )
     );
     let dead = why(&verbs, 4);
     let (id, died) =
@@ -274,7 +282,7 @@ async fn what_waits_behind_its_key_or_lost_to_a_newer_version_is_told() {
     let turns = Turns::new(&verbs.project).await;
     let claimed = turns.claim().await;
     assert_eq!(claimed.iter().map(|claimed| claimed.message.id).collect::<Vec<_>>(), [1, 2, 4]);
-    let behind = |key_host: Value, blocked_by: Value, key_paused: bool, key_rests: bool| json!({ "state": "deferred", "key_host": key_host, "blocked_by": blocked_by, "key_paused": key_paused, "key_rests": key_rests });
+    let behind = |key_host: Value, blocked_by: Value, key_paused: bool, key_rests: bool| json!({ "state": "deferred", "key_host": key_host, "blocked_by": blocked_by, "head_due_at": null, "head_dead_letter": null, "key_paused": key_paused, "key_rests": key_rests });
     // As a settle leaves them: the first failed, the second goes back behind it. Then every other state of a key.
     verbs
         .project
@@ -298,5 +306,43 @@ async fn what_waits_behind_its_key_or_lost_to_a_newer_version_is_told() {
     ] {
         verbs.project.run(&format!("update {{schema}}.message_key_lease set {state} where message_key = 'a'")).await;
         assert_eq!((why(&verbs, 2), line(&verbs, 2)), (answer, format!("waits behind {told}")));
+    }
+}
+
+/// The head of a key and that head's state: it comes again, or it is a dead letter, and then what an operator can do.
+#[tokio::test]
+async fn what_waits_behind_a_failed_head_is_told_how_that_one_stands() {
+    let verbs = Verbs::declare(STREAMS_TOML).await;
+    let ordered = || NewMessage { key: Some("a".into()), concurrency: Some(Concurrency::Ordered), ..text("x") };
+    verbs.project.produce("orders", &[ordered(), ordered()]).await;
+    let turns = Turns::new(&verbs.project).await;
+    let claimed = turns.claim().await;
+    let settle = async |verdict, of: &Claimed| {
+        let keyed = of.keyed.clone();
+        let one = Settlement { keyed, ..Settlement::plain(of.token, of.message.id, verdict) };
+        engine::settle(&verbs.project.database, turns.host, &turns.group, &[one]).await.expect("settle");
+    };
+    let back = Verdict::Again { delay: Duration::ZERO, failures: 0, failure: None };
+    let again = |failure| Verdict::Again { delay: Duration::from_secs(3600), failures: 1, failure: Some(failure) };
+    settle(back, &claimed[1]).await;
+    settle(again(failure(FailureClass::Timeout)), &claimed[0]).await;
+    let behind = why(&verbs, 2);
+    assert_eq!((&behind["state"], &behind["blocked_by"]), (&"deferred".into(), &1.into()), "{behind}");
+    let due = behind["head_due_at"].as_str().expect("a time");
+    assert_eq!(line(&verbs, 2), format!("waits behind message 1 of its key, which comes again at {due}"));
+    assert_eq!(why(&verbs, 1)["due_at"], due);
+
+    verbs.project.run("update {schema}.exception set due_at = clock_timestamp() where message_id = 1").await;
+    let claimed = turns.claim().await;
+    settle(Verdict::Dead { attempts: 2, failure: failure(FailureClass::Timeout) }, &claimed[0]).await;
+    let dead = why(&verbs, 1)["dead_letter_id"].as_i64().expect("an id");
+    assert_eq!(why(&verbs, 2)["head_dead_letter"], dead);
+    let told = line(&verbs, 2);
+    for part in [
+        format!("message 1 of its key, which is dead letter {dead}: "),
+        format!("dead redrive {dead}`"),
+        format!("dead discard {dead}`"),
+    ] {
+        assert!(told.contains(&part), "{part}: {told}");
     }
 }

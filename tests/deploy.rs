@@ -217,10 +217,30 @@ async fn reading_touching_and_the_same_content_reload_nothing() {
         fs::write(folder.folder.path().join("other.wasm"), version(2)).unwrap();
         sleep(Duration::from_millis(20)).await;
     }
+    fs::remove_file(folder.folder.path().join("other.wasm")).unwrap(); // else it is told that nobody uses it
     folder.let_things_happen().await;
     assert!(!first.has_changed().unwrap());
     assert_eq!(folder.status().reloads, 0);
     assert_eq!(folder.stop().await, [deployed(1)]);
+}
+
+/// A file that nobody asks for is mostly one under a wrong name. Those that lay there at the start are left in peace.
+#[tokio::test]
+async fn a_file_that_no_group_uses_is_told_once_when_it_comes() {
+    let folder = Folder::start(|path| {
+        fs::write(path.join("x.wasm"), version(1)).unwrap();
+        fs::write(path.join("spare.wasm"), version(1)).unwrap();
+    })
+    .await;
+    fs::write(folder.folder.path().join("x_.wasm"), version(2)).unwrap();
+    let told = format!(
+        "INFO x_.wasm came into {}, and no group uses it; did you mean x.wasm?",
+        folder.folder.path().display()
+    );
+    let is_told = || folder.logs.all().iter().any(|line| told.ends_with(&line.message));
+    folder.wait_for("it is told", |_| is_told()).await;
+    folder.let_things_happen().await;
+    assert_eq!(folder.stop().await, [deployed(1), told.clone()]);
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ mod cli_dead;
 
 mod cli_doctor;
 
+mod cli_forget;
+
 mod cli_groups;
 
 mod cli_hot_keys;
@@ -59,6 +61,8 @@ mod up_secrets;
 mod no_leaks;
 
 mod relay_email;
+
+mod settles;
 
 mod side_effects;
 

@@ -39,6 +39,17 @@ async fn lines_carry_who_wrote_them() {
     assert!(lines[2].fields.contains("stream=\"stderr\""), "{}", lines[2].fields);
 }
 
+/// A panic of Rust begins with a blank line.
+#[tokio::test]
+async fn no_line_of_the_log_is_blank() {
+    let handler = flaky(|_| {}).await;
+    let logs = LogLines::of_this_thread();
+    deliver(&handler, r#"{"do": "panic"}"#).await;
+    let lines = logs.of_guests();
+    assert!(lines.iter().any(|line| line.message.contains("panicked at")), "{lines:?}");
+    assert!(lines.iter().all(|line| !line.message.trim().is_empty()), "{lines:?}");
+}
+
 #[tokio::test]
 async fn payloads_and_secrets_are_never_logged() {
     let handler = flaky(|group| {

@@ -74,6 +74,8 @@ async fn a_fresh_project_runs_twice_in_a_row_and_leaves_no_process() {
         wait_for("no process is left", PATIENCE, async || !is_alive(server) && processes_of(&program).is_empty()).await;
         assert_tells_no_secret(&program);
         assert_eq!(program.lines(&["ERROR"]) + program.lines(&["WARN"]), 0, "{}", program.stderr());
+        let said = program.stderr();
+        assert!(said.lines().last().is_some_and(|line| line.ends_with("INFO stopped")), "{said}");
     }
 }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::support::{
     PATIENCE, Program, database,
     handlers::rounds,
-    hosts::{all_reported, assert_tells_no_secret, number, playground, reports, stats, tell, up},
+    hosts::{SHORT_LEASE, all_reported, assert_tells_no_secret, number, playground, reports, stats, tell, up},
     is_alive, scratch_folder, wait_for,
 };
 
@@ -69,6 +69,31 @@ async fn a_host_survives_restarts_of_its_database() {
     let database = open(&server).await;
     assert_once(&database, total).await;
     database.close().await;
+    stop(program).await;
+    server.stop().await.unwrap();
+}
+
+/// While the database is away the log says so once, where it was looked for and why it does not answer; and that it is back.
+#[tokio::test]
+async fn a_database_that_goes_away_and_comes_back_is_told() {
+    let folder = scratch_folder();
+    let start = async || {
+        let options = Options { folder: folder.path().join(".millstream"), throw_away: false };
+        Server::start(options).await.unwrap()
+    };
+    let server = start().await;
+    let mut program = Program::with_examples(&playground(SHORT_LEASE, WORKER));
+    up(&mut program, &server.url()).await;
+    server.stop().await.unwrap();
+    program.logged("failed to register this host at ").await;
+    let server = start().await;
+    wait_for("it has an identity again", PATIENCE, async || program.lines(&["took an identity"]) == 2).await;
+    let log = program.stderr();
+    assert_eq!(program.lines(&["failed to renew the lease at ", ".millstream"]), 1, "{log}");
+    for noise in ["on-release", "slow threshold", "at line ", "pool timed out"] {
+        let lines = log.lines().filter(|line| !line.contains("DEBUG"));
+        assert_eq!(lines.filter(|line| line.contains(noise)).count(), 0, "{noise}: {log}");
+    }
     stop(program).await;
     server.stop().await.unwrap();
 }

@@ -158,6 +158,20 @@ async fn a_bad_file_is_refused_in_one_line_and_the_old_one_keeps_serving() {
         all_reported(&database, 5 * (count + 1)).await;
         assert_eq!((refused(), program.lines(&["delivered", &served])), (count + 1, 5 * (count + 1)), "{what}");
     }
+    // Said once by each that looks, with what serves instead.
+    let url = database.url().await;
+    let (status, doctor, _) = program.run_with_input(&["doctor", "--database-url", &url], b"");
+    let older = format!("does not serve, an older one ({}) does", &digest(&good)[..12]);
+    assert_eq!(
+        (status.code(), doctor.matches("BROKEN  ").count(), doctor.matches(&older).count()),
+        (Some(1), 1, 1),
+        "{doctor}"
+    );
+    let (_, stands, _) = program.run_with_input(&["status", "--database-url", &url], b"");
+    assert!(
+        stands.contains("\ngroup worker, host ") && stands.contains(": the newest handler does not serve: "),
+        "{stands}"
+    );
     fs::remove_file(&file).unwrap();
     program.logged("its last version keeps serving").await;
     tell(&database, json!({"do": "report"}), 5).await;

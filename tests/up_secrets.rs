@@ -64,7 +64,12 @@ async fn a_group_waits_for_its_secret_and_the_others_run() {
     up(&mut program, &database.url().await).await;
     let telling = "read groups.worker.secrets.API_KEY: file ";
     assert_eq!(program.lines(&["ERROR", telling, "secrets/api-key cannot be read: put the value there"]), 1);
-    assert_eq!(program.lines(&["ready: ", "groups other;"]), 1, "{}", program.stderr());
+    assert_eq!(
+        program.lines(&["ready: ", "groups: other; groups that wait for a handler: worker;"]),
+        1,
+        "{}",
+        program.stderr()
+    );
     wait_for("status says why", PATIENCE, async || why_waiting(&database, &program).await.contains(telling)).await;
     program.logged("handler deployed group=other").await;
 

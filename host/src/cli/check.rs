@@ -76,18 +76,11 @@ impl Check {
                 if global.output().is_json() {
                     global.output().one(&invalid(&errors), |_| String::new())?;
                 } else {
-                    complain(&format!("{errors}\n{}", number_of_problems(&errors)));
+                    complain(&format!("{errors}\n{}", human::counted(errors.errors.len() as u64, "problem")));
                 }
                 Err(Told.into())
             }
         }
-    }
-}
-
-fn number_of_problems(errors: &ConfigErrors) -> String {
-    match errors.errors.len() {
-        1 => "1 problem".to_owned(),
-        number => format!("{number} problems"),
     }
 }
 

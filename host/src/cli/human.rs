@@ -15,6 +15,12 @@ pub fn count(number: u64) -> String {
     text
 }
 
+/// "1 attempt", "3 attempts".
+pub fn counted(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", count(number))
+}
+
 /// The two largest units: "420ms", "3.2s", "5m 12s", "7h 3m", "2d 4h".
 pub fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -50,6 +56,12 @@ mod tests {
     #[test]
     fn counts_have_thousands() {
         assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let texts = [0, 1, 2000].map(|number| counted(number, "attempt"));
+        assert_eq!(texts, ["0 attempts", "1 attempt", "2,000 attempts"]);
     }
 
     #[test]

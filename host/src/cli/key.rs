@@ -24,7 +24,8 @@ pub struct Key {
 pub enum KeyVerb {
     /// Show a compacted key's newest version and its history, without payloads
     Show(Show),
-    /// Hold a key of a group: what a host has begun of it ends, nothing more of it runs
+    /// Hold a key of a group: what a host has begun of it ends, and nothing more of it runs. Messages without order
+    /// (neither exclusive nor ordered) are not held
     Pause(OfGroup),
     /// Let a held key go on
     Resume(OfGroup),
@@ -86,7 +87,12 @@ impl Key {
             KeyVerb::Pause(of) => {
                 let changed =
                     of.change(global, async |database, group| pause_key(database, group, &of.key).await).await?;
-                of.tell(global, changed, "holds", "was held already")
+                of.tell(
+                    global,
+                    changed,
+                    "holds: of its exclusive and ordered messages no more runs",
+                    "was held already",
+                )
             }
             KeyVerb::Resume(of) => {
                 let changed =

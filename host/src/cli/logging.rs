@@ -29,7 +29,6 @@ fn shows_no_guest_data(line: &Metadata<'_>) -> bool {
     !line.target().starts_with("wasmtime_wasi") || *line.level() <= Level::INFO
 }
 
-/// Our own lines from INFO on, those of libraries only when something is odd.
 /// Notices that Postgres sends, never: the SQL of a handler can raise them, with whatever text.
 fn filter(global: &Global) -> EnvFilter {
     let never = format!("{}=off", database::NOTICES);
@@ -39,11 +38,12 @@ fn filter(global: &Global) -> EnvFilter {
 /// Our own lines from INFO on, those of libraries only when something is odd.
 fn verbosity(global: &Global) -> EnvFilter {
     let directives = match (global.quiet, global.verbose) {
-        (true, _) => "error",
-        (false, 1) => "warn,millstream=debug",
-        (false, 2..) => "debug,millstream=trace",
+        (true, _) => "error".to_owned(),
+        (false, 1) => format!("warn,{},millstream=debug", database::QUIET_POOL),
+        (false, 2..) => "debug,millstream=trace".to_owned(),
         (false, 0) => {
-            return EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millstream=info"));
+            let usual = || EnvFilter::new(format!("warn,{},millstream=info", database::QUIET_POOL));
+            return EnvFilter::try_from_default_env().unwrap_or_else(|_| usual());
         }
     };
     EnvFilter::new(directives)

@@ -34,6 +34,8 @@ mod seek;
 
 mod seek_key;
 
+mod forget;
+
 mod produce;
 
 mod tail;
@@ -71,7 +73,7 @@ pub use self::{
     output::{Format, Output},
     progress::progress,
 };
-use crate::config::ConfigErrors;
+use crate::{config::ConfigErrors, database::told};
 
 /// Runs message consumers as WebAssembly components over ordinary Postgres.
 #[derive(Debug, Parser)]
@@ -105,6 +107,8 @@ pub enum Verb {
     Resume(pause::Resume),
     /// Send a group back or forward in its stream; what it runs is cut
     Seek(seek::Seek),
+    /// Forget a group that streams.toml no longer names: its position, its dead letters, all that it holds
+    Forget(forget::Forget),
     /// Tell what one message waits for in a group, or what became of it
     Why(why::Why),
     /// Look at dead letters, deliver them again, forget them
@@ -180,6 +184,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Verb::Pause(pause) => pause.run(&global).await,
         Verb::Resume(resume) => resume.run(&global).await,
         Verb::Seek(seek) => seek.run(&global).await,
+        Verb::Forget(forget) => forget.run(&global).await,
         Verb::Why(why) => why.run(&global).await,
         Verb::Dead(dead) => dead.run(&global).await,
         Verb::Keys(keys) => keys.run(&global).await,
@@ -206,7 +211,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(errors) = error.downcast_ref::<ConfigErrors>() {
         output::complain(&errors.to_string());
     } else {
-        output::complain(&format!("error: {error:#}"));
+        output::complain(&format!("error: {}", told(error.as_ref())));
     }
     ExitCode::from(if error.is::<UsageError>() { USAGE } else { FAILURE })
 }

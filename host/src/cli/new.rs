@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{Global, UsageError};
+use super::{Global, UsageError, output::complain};
 
 #[derive(Args, Debug)]
 pub struct New {
@@ -72,7 +72,13 @@ impl New {
                 .with_context(|| format!("write {}", path.display()))?;
         }
         let answer = Answer { name: &self.name, folder, files: templates.map(|(file, _)| file).to_vec() };
-        global.output().one(&answer, next_steps)
+        global.output().one(&answer, next_steps)?;
+        if !sdk.contains("path") {
+            complain(
+                "note: millstream-guest is not on crates.io yet; --sdk FOLDER names the guest-sdk folder of a clone",
+            );
+        }
+        Ok(())
     }
 
     /// The line of Cargo.toml that says where the SDK is.

@@ -100,13 +100,10 @@ pub fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// An error's first line is cut here in tables and lines; `dead show` has all of it.
-const ERROR_CHARS_MAX: usize = 60;
-
-/// What of an error fits into a table or a line.
-pub fn first_line(error: &str) -> String {
+/// The first line of an error, or so many characters of it. The whole is in `dead show` and in JSON.
+pub fn first_line(error: &str, chars_max: usize) -> String {
     let line = error.lines().next().unwrap_or_default();
-    let mut short: String = line.chars().take(ERROR_CHARS_MAX).collect();
+    let mut short: String = line.chars().take(chars_max).collect();
     if short.len() < line.len() {
         short.push_str("...");
     }
@@ -149,6 +146,12 @@ mod tests {
         let columns = [Column::left("group"), Column::right("lag")];
         let rows = [vec!["email".to_owned(), "7".to_owned()], vec!["größer".to_owned(), "1,000".to_owned()]];
         assert_eq!(table(&columns, &rows), "GROUP     LAG\nemail       7\ngrößer  1,000\n");
+    }
+
+    #[test]
+    fn of_an_error_the_first_line_is_shown_and_a_cut_is_seen() {
+        let shown = ["über alles\nmore", "über", ""].map(|error| first_line(error, 5));
+        assert_eq!(shown, ["über ...", "über", ""]);
     }
 
     #[test]

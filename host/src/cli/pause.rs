@@ -43,7 +43,7 @@ impl Resume {
 fn text(state: &Paused) -> String {
     let group = visible(&state.group);
     match (&state.paused_at, state.changed) {
-        (Some(_), true) => format!("paused {group}; `millstream resume` lets it go on\n"),
+        (Some(_), true) => format!("paused {group}; `millstream resume {group}` lets it go on\n"),
         (Some(since), false) => format!("{group} was paused already, since {since}\n"),
         (None, true) => format!("resumed {group}\n"),
         (None, false) => format!("{group} was not paused\n"),

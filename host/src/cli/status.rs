@@ -10,7 +10,7 @@ use super::{
     Global,
     groups::short,
     human,
-    output::{Column, table, visible},
+    output::{Column, first_line, table, visible},
     with_database::with_database,
 };
 use crate::{
@@ -18,6 +18,9 @@ use crate::{
     database::MIGRATIONS,
     engine::{self, Change, GroupState, HostState, State, StreamState},
 };
+
+/// Of why a handler does not serve; JSON has all of it.
+const ERROR_CHARS_MAX: usize = 240;
 
 /// The answer. Its field names are a contract.
 #[derive(Serialize)]
@@ -140,7 +143,8 @@ fn hosts(hosts: &[HostState]) -> String {
             Err(_) => "expired".to_owned(),
         };
         let age = human::duration(Duration::from_millis(host.heartbeat_age_ms.max(0).unsigned_abs()));
-        let sandbox = host.sandbox.clone().unwrap_or_default();
+        let sandbox = host.sandbox.as_deref().unwrap_or_default();
+        let sandbox = sandbox.strip_prefix("sandbox: ").unwrap_or(sandbox).to_owned();
         vec![host.host.clone(), host.version.clone(), format!("{age} ago"), lease_left, sandbox]
     });
     table(&columns, &rows.collect::<Vec<_>>())
@@ -175,17 +179,12 @@ fn groups(state: &State) -> String {
         Column::right("dead"),
         Column::left("handler"),
         Column::left("serves"),
-        Column::left("last error"),
     ];
-    let rows = state.groups.iter().map(|group| group_cells(group, &state.hosts));
+    let rows = state.groups.iter().map(group_cells);
     table(&columns, &rows.collect::<Vec<_>>())
 }
 
-fn group_cells(group: &GroupState, hosts: &[HostState]) -> Vec<String> {
-    let last_error = hosts
-        .iter()
-        .filter_map(|host| host.handlers.get(&group.group))
-        .find_map(|handler| handler["last_error"].as_str());
+fn group_cells(group: &GroupState) -> Vec<String> {
     let serves = match (&group.digest, group.paused) {
         (_, true) => "paused",
         (Some(digest), false) => short(digest),
@@ -200,12 +199,21 @@ fn group_cells(group: &GroupState, hosts: &[HostState]) -> Vec<String> {
         format!("{}{}", about(group.dead_exact), human::count(group.dead.unsigned_abs())),
         group.handler.clone(),
         serves.to_owned(),
-        last_error.unwrap_or_default().to_owned(),
     ]
 }
 
+/// Errors are long, and most groups have none: they stand below the tables.
 fn notes(answer: &Answer) -> String {
     let mut notes = String::new();
+    for host in &answer.state.hosts {
+        for (group, handler) in &host.handlers {
+            if let Some(error) = handler["last_error"].as_str() {
+                let error = first_line(error, ERROR_CHARS_MAX);
+                let note = format!("group {group}, host {}: the newest handler does not serve: {error}", host.host);
+                notes.push_str(&format!("{}\n", visible(&note)));
+            }
+        }
+    }
     if !answer.differences.is_empty() {
         notes.push_str("streams.toml differs from what was applied; `millstream apply` would:\n");
         for change in &answer.differences {
@@ -213,7 +221,10 @@ fn notes(answer: &Answer) -> String {
         }
     }
     if !answer.not_in_file.is_empty() {
-        notes.push_str(&format!("declared, but not in streams.toml: {}\n", visible(&answer.not_in_file.join(", "))));
+        notes.push_str(&format!(
+            "declared, but not in streams.toml: {}; `millstream forget GROUP` removes a group, whose messages are kept for it until then\n",
+            visible(&answer.not_in_file.join(", "))
+        ));
     }
     for stream in
         answer.state.streams.iter().filter(|stream| stream.partitions_ahead * 2 < stream.partitions_ahead_wanted)

@@ -10,6 +10,9 @@ use super::{
 };
 use crate::engine::{self, Fate};
 
+/// Enough for what a payload lacks or a database refuses, and still a line.
+const ERROR_CHARS_MAX: usize = 240;
+
 #[derive(Args, Debug)]
 pub struct Why {
     /// The group that should handle it
@@ -60,25 +63,34 @@ fn fate(fate: &Fate) -> String {
         }
         Fate::Retrying { due_at, is_due, attempt, max_attempts, class, error, redriven_from } => {
             let due = if *is_due { "due since" } else { "at" };
-            let told =
-                |class| format!("; the last one failed: {class}: {}", first_line(error.as_deref().unwrap_or_default()));
-            let last = class.as_ref().map(told).unwrap_or_default();
+            let error = first_line(error.as_deref().unwrap_or_default(), ERROR_CHARS_MAX);
+            let last =
+                class.as_ref().map(|class| format!("; the last one failed: {class}: {error}")).unwrap_or_default();
             let redriven = redriven_from.map(|id| format!("; redriven from dead letter {id}")).unwrap_or_default();
             format!("waits for attempt {attempt} of {max_attempts}, {due} {due_at}{last}{redriven}")
         }
         Fate::Delayed { due_at } => format!("delayed until {due_at}"),
         Fate::Deferred { key_rests: true, .. } => "waits behind its key, which rests after a dead letter".to_owned(),
         Fate::Deferred { key_paused: true, .. } => "waits behind its key, which is paused".to_owned(),
-        Fate::Deferred { blocked_by: Some(id), .. } => format!("waits behind message {id} of its key"),
+        Fate::Deferred { blocked_by: Some(id), head_dead_letter, head_due_at, .. } => {
+            let head = match (head_dead_letter, head_due_at) {
+                // A redriven one has both, and comes again.
+                (_, Some(due)) => format!(", which comes again at {due}"),
+                (Some(dead), None) => format!(
+                    ", which is dead letter {dead}: `millstream dead redrive {dead}` puts it back in its place, `millstream dead discard {dead}` lets the key go on without it"
+                ),
+                (None, None) => String::new(),
+            };
+            format!("waits behind message {id} of its key{head}")
+        }
         Fate::Deferred { key_host: Some(host), .. } => format!("waits behind its key, which is with host {host}"),
         Fate::Deferred { .. } => "waits behind its key, which the next turn takes".to_owned(),
         Fate::Superseded { by } => format!("superseded by message {by}, a newer version of its key"),
         Fate::Dead { dead_letter_id, class, error, attempts, died_at, redriven_at } => {
             let redriven = redriven_at.as_ref().map(|at| format!(", redriven at {at}")).unwrap_or_default();
-            let error = first_line(error);
-            format!(
-                "dead letter {dead_letter_id} since {died_at}{redriven}, after {attempts} attempts: {class}: {error}"
-            )
+            let (error, attempts) =
+                (first_line(error, ERROR_CHARS_MAX), human::counted(attempts.unsigned_abs().into(), "attempt"));
+            format!("dead letter {dead_letter_id} since {died_at}{redriven}, after {attempts}: {class}: {error}")
         }
         Fate::BeforeStart { begins_after, claimed_before } => {
             let handled = if *claimed_before { "; before that it had passed it" } else { "" };

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{clock, counters::Counters};
 use crate::{
-    database::Database,
+    database::{Database, told},
     engine::{HostId, deregister, register, renew},
 };
 
@@ -106,10 +106,14 @@ impl Keeping {
             match tokio::time::timeout(self.terms.lease, registration).await {
                 Ok(Ok(host)) => self.keep(&database, host, sent).await,
                 Ok(Err(error)) => {
-                    tracing::warn!("failed to register this host, will try again: {error:#}");
+                    let why = told(&error);
+                    tracing::warn!("failed to register this host at {database}, will try again: {why}");
                     self.pause(RETRY).await;
                 }
-                Err(_elapsed) => tracing::warn!("failed to register this host within its lease, will try again"),
+                Err(_elapsed) => {
+                    let why = database.why_away().await;
+                    tracing::warn!("failed to register this host at {database}, will try again: {why}");
+                }
             }
         }
     }
@@ -121,6 +125,7 @@ impl Keeping {
         self.sender.send_replace(Some(Identity { host, cut: cut.clone() }));
         tracing::info!(host = host.0, "took an identity");
         let mut wait = self.terms.heartbeat;
+        let mut is_away = false;
         loop {
             self.pause(wait.min(until.saturating_sub(clock::now()))).await;
             if self.stop.is_cancelled() {
@@ -132,12 +137,21 @@ impl Keeping {
             let renewed = tokio::time::timeout(until.saturating_sub(sent), renewal).await;
             match renewed {
                 Ok(Ok(true)) => {
+                    if std::mem::take(&mut is_away) {
+                        tracing::info!(host = host.0, "the database answers again");
+                    }
                     until = self.end_of(sent);
                     wait = self.terms.heartbeat;
                     self.counters.heartbeats.fetch_add(1, Relaxed);
                 }
                 Ok(Ok(false)) => break,
-                Ok(Err(_)) => wait = RETRY,
+                Ok(Err(error)) => {
+                    wait = RETRY;
+                    if !std::mem::replace(&mut is_away, true) {
+                        let (host, why) = (host.0, told(&error));
+                        tracing::warn!(host, "failed to renew the lease at {database}, will try again: {why}");
+                    }
+                }
                 Err(_elapsed) => {}
             }
             if clock::now() >= until {

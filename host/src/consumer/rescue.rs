@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{counters::Counters, hub::Hub, identity::Identity};
 use crate::{
-    database::Database,
+    database::{Database, told},
     engine::{HostId, dead_hosts, deregister, groups_held, orphaned_groups, recover},
 };
 
@@ -29,7 +29,7 @@ pub async fn rescue(database: Database, hub: Arc<Hub>, counters: Arc<Counters>, 
             Ok(hosts) => {
                 for host in hosts {
                     if let Err(error) = rescue_from(&database, &hub, &counters, host).await {
-                        tracing::warn!(host = host.0, "failed to {error:#}; will try again");
+                        tracing::warn!(host = host.0, "failed to {}; will try again", told(error.as_ref()));
                     }
                 }
             }

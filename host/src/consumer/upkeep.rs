@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use crate::{
-    database::{Database, DatabaseError, Reaction, reaction},
+    database::{Database, DatabaseError, Reaction, reaction, told},
     engine::{Pinned, Report, Step, maintain},
 };
 
@@ -77,7 +77,7 @@ impl Upkeep {
         done.runs += 1;
         done.rows += report.rows;
         done.failures += report.errors.len() as u64;
-        let first = report.errors.first().map(|error| format!("{error:#}"));
+        let first = report.errors.first().map(|error| told(error.as_ref()));
         if done.last_error != first {
             for error in &report.errors {
                 tell(step, error);
@@ -144,7 +144,7 @@ fn tell(step: Step, error: &anyhow::Error) {
     if is_busy {
         tracing::debug!(step = step.name(), "failed to {error:#}; will try again");
     } else {
-        tracing::warn!(step = step.name(), "failed to {error:#}; will try again");
+        tracing::warn!(step = step.name(), "failed to {}; will try again", told(error.as_ref()));
     }
 }
 

@@ -30,6 +30,10 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long to wait for a free connection. Longer than any turn, so that it fires only when the database is away.
 const ACQUIRE_MAX: Duration = Duration::from_secs(15);
 
+/// How long an attempt may take that only finds out why there is no connection.
+#[cfg(feature = "host")]
+const PROBE_MAX: Duration = Duration::from_secs(2);
+
 /// How long a handler's SQL may wait for a connection, at most: longer than any delivery's timeout that waits at all.
 #[cfg(feature = "host")]
 const GUESTS_ACQUIRE_MAX: Duration = Duration::from_secs(3600);
@@ -175,6 +179,19 @@ impl Database {
             sqlx::raw_sql(AssertSqlSafe(setting)).execute(&mut connection).await?;
         }
         Ok(connection)
+    }
+
+    /// Why it does not answer, as a connection attempt of its own finds out: the pool only says that time is up.
+    #[cfg(feature = "host")]
+    pub async fn why_away(&self) -> String {
+        match tokio::time::timeout(PROBE_MAX, self.connect.options.connect()).await {
+            Ok(Ok(connection)) => {
+                drop(connection.close().await);
+                "it was too slow".to_owned()
+            }
+            Ok(Err(error)) => super::told(&error),
+            Err(_elapsed) => format!("no answer within {} s", PROBE_MAX.as_secs()),
+        }
     }
 
     /// Waits until every connection is back and closed.

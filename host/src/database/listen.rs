@@ -55,7 +55,7 @@ pub async fn listen(
         failures = if connected { 0 } else { failures + 1 };
         if failures <= 1 {
             // Only at the first attempt: the polls report a database that stays away.
-            let reason = lost.map_or_else(|error| error.to_string(), |()| "the connection was lost".to_owned());
+            let reason = lost.map_or_else(|error| super::told(&error), |()| "the connection was lost".to_owned());
             tracing::info!(reason, "no wake-ups for a moment, polling goes on");
         }
         on_wake(Wake::LookAgain);

@@ -69,6 +69,23 @@ pub async fn pending(database: &Database) -> Result<usize> {
     Ok(MIGRATIONS.len() - applied.len())
 }
 
+/// What our role may do, and what its name does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// It can make the schema, or tables in it.
+    pub may_create: bool,
+    /// It is called like the schema: what its other sessions create without naming a schema lands among our tables.
+    pub is_namesake: bool,
+}
+
+/// Reads only.
+pub async fn rights(database: &Database) -> Result<Rights> {
+    let query = database.query(include_str!("sql/rights.sql")).bind(database.schema.name());
+    let rows = database.fetch_all(query).await.context("look what the role may do")?;
+    let row = rows.first().context("look what the role may do")?;
+    Ok(Rights { may_create: row.try_get("may_create")?, is_namesake: row.try_get("is_namesake")? })
+}
+
 /// Makes the schema and the bookkeeping table. Asks first, so that a role that may not create anything can still run on
 /// a database that is complete.
 async fn prepare(database: &Database) -> Result<()> {
@@ -87,8 +104,9 @@ async fn prepare(database: &Database) -> Result<()> {
     match sqlx::raw_sql(database.schema.sql(&create)).execute(&mut *tx).await {
         Ok(_) => tx.commit().await.context("commit"),
         Err(error) if is_sqlstate(&error, "42501") => bail!(
-            "{error}; as a superuser run `create schema {schema} authorization {user}`, or `grant create on database {name} \
+            "{}; as a superuser run `create schema {schema} authorization {user}`, or `grant create on database {name} \
              to {user}`",
+            super::told(&error),
             schema = database.schema.quoted(),
             user = database.connect.options.get_username(),
             name = database.connect.options.get_database().unwrap_or("...")

@@ -7,6 +7,7 @@
 mod candidate;
 mod groups;
 mod read;
+mod strays;
 mod watch;
 
 use std::{
@@ -28,9 +29,13 @@ use self::{
     candidate::{Candidate, DEBOUNCE, Decision, Seen},
     groups::{Groups, Serving},
     read::Stamp,
+    strays::Strays,
     watch::FolderWatch,
 };
-use crate::sandbox::{Compiled, LoadError, Sandbox};
+use crate::{
+    config::nearest,
+    sandbox::{Compiled, LoadError, Sandbox},
+};
 
 /// How often all files are looked at without an event. Bounds how late a change is found where events are lost.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
@@ -65,6 +70,7 @@ impl Deployer {
         let (first_done, first_look) = oneshot::channel();
         let watcher = Watching {
             watch: FolderWatch::new(folder.clone(), changed.clone()),
+            strays: Strays::default(),
             sandbox,
             folder: folder.clone(),
             groups: groups.clone(),
@@ -142,6 +148,7 @@ struct Watching {
     folder: PathBuf,
     groups: Arc<Groups>,
     watch: FolderWatch,
+    strays: Strays,
     changed: Arc<Notify>,
     files: BTreeMap<String, Watched>,
     /// Loads under way: the file, and what came of it.
@@ -153,9 +160,13 @@ struct Watching {
 impl Watching {
     async fn run(mut self) {
         let mut cause = Cause::Event;
+        self.look_for_strays();
         loop {
             self.watch.renew();
             self.look_at_all(cause).await;
+            if cause == Cause::Slow {
+                self.look_for_strays();
+            }
             if !self.is_pending() && self.loads.is_empty() {
                 self.first_done.take().map(|done| done.send(()));
             }
@@ -218,6 +229,14 @@ impl Watching {
         }
     }
 
+    fn look_for_strays(&mut self) {
+        let names = self.groups.files();
+        for stray in self.strays.look(strays::unused(&self.folder, &names)) {
+            let meant = meant_instead(nearest(&stray, names.iter().map(String::as_str)));
+            tracing::info!("{stray} came into {}, and no group uses it{meant}", self.folder.display());
+        }
+    }
+
     fn act(&mut self, name: &str, decision: Decision, seen: &Seen, bytes: Vec<u8>) {
         match decision {
             Decision::LookAgain => {}
@@ -250,7 +269,11 @@ impl Watching {
             Serving::Older => {
                 tracing::warn!("{name} was deleted from {folder}; its last version keeps serving until the host stops");
             }
-            Serving::Nothing => tracing::warn!("{name} is not in {folder}; its groups wait until it is put there"),
+            Serving::Nothing => {
+                let there = strays::unused(&self.folder, &self.groups.files());
+                let meant = meant_instead(nearest(name, there.iter().map(String::as_str)));
+                tracing::warn!("{name} is not in {folder}; its groups wait until it is put there{meant}");
+            }
         }
     }
 
@@ -273,4 +296,9 @@ impl Watching {
             Err(error) => file.candidate.refused(error.to_string()),
         }
     }
+}
+
+/// A hint at the end of a line.
+fn meant_instead(near: Option<&str>) -> String {
+    near.map(|near| format!("; did you mean {near}?")).unwrap_or_default()
 }

@@ -206,7 +206,7 @@ pub async fn check_ids(database: &Database, group: Option<GroupId>, ids: &[i64])
     }
     for id in ids {
         match owners.get(id) {
-            None => bail!("no dead letter {id}; `millstream dead list` shows those there are"),
+            None => bail!("no dead letter {id}, so nothing was changed; `millstream dead list` shows those there are"),
             Some(owner) if group.is_some_and(|group| group != *owner) => {
                 bail!("dead letter {id} belongs to another group; leave --group out, or take ids of that group")
             }

@@ -4,8 +4,8 @@
 //! Where to look: the claim algorithm is `functions/claim.sql`, message keys `functions/keys.sql`, the produce API `functions/shared.sql` and
 //! `functions/produce.sql`, the log behind both `functions/log.sql`, the end of a delivery `settle.rs`, the SQL
 //! of handlers `guest_sql/` and `functions/guest_sql.sql`, a dead host's
-//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `why.rs`, `pause.rs` and
-//! `seek.rs`. Without the feature `host` there is only what the client needs: `produce.rs`.
+//! work `recover.rs`; what people ask for is in `inspect.rs`, `dead.rs`, `read.rs`, `why.rs`, `pause.rs`,
+//! `seek.rs` and `forget.rs`. Without the feature `host` there is only what the client needs: `produce.rs`.
 
 #[cfg(feature = "host")]
 mod ids;
@@ -72,6 +72,9 @@ mod pause;
 mod seek;
 
 #[cfg(feature = "host")]
+mod forget;
+
+#[cfg(feature = "host")]
 mod seek_key;
 
 #[cfg(feature = "host")]
@@ -100,6 +103,8 @@ pub use dead::{
 pub use declare::{Change, apply, plan};
 #[cfg(feature = "host")]
 pub use epochs::{epoch, raised_epochs};
+#[cfg(feature = "host")]
+pub use forget::{Forgotten, forget};
 #[cfg(feature = "host")]
 pub use functions::install as install_functions;
 #[cfg(feature = "host")]

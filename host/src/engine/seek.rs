@@ -133,7 +133,7 @@ pub(super) fn id_and_time(to: &Start) -> (Option<i64>, Option<String>) {
 }
 
 /// No claim of the group is made from here on, and no settle of it is half done.
-async fn lock(database: &Database, tx: &mut PgConnection, group: GroupId) -> Result<(), sqlx::Error> {
+pub(super) async fn lock(database: &Database, tx: &mut PgConnection, group: GroupId) -> Result<(), sqlx::Error> {
     lock_group(database, tx, group).await?;
     for statement in [include_str!("seek_claims.sql"), include_str!("seek_running.sql")] {
         database.query(statement).bind(group.0).execute(&mut *tx).await?;

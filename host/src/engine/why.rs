@@ -60,8 +60,16 @@ pub enum Fate {
     /// It waits for its `deliver_after`.
     Delayed { due_at: String },
     /// It waits behind its key: a host has that (`key_host`), it waits for a message (`blocked_by`), is paused, or rests
-    /// after a dead letter; else any host may take it now.
-    Deferred { key_host: Option<String>, blocked_by: Option<i64>, key_paused: bool, key_rests: bool },
+    /// after a dead letter; else any host may take it now. The message that it waits for comes again (`head_due_at`), or is
+    /// a dead letter (`head_dead_letter`).
+    Deferred {
+        key_host: Option<String>,
+        blocked_by: Option<i64>,
+        head_due_at: Option<String>,
+        head_dead_letter: Option<i64>,
+        key_paused: bool,
+        key_rests: bool,
+    },
     /// The group gave up on it.
     Dead {
         dead_letter_id: i64,
@@ -192,6 +200,8 @@ struct Exception {
     /// Of the key it is deferred behind.
     key_host: Option<String>,
     blocked_by: Option<i64>,
+    head_due_at: Option<String>,
+    head_dead_letter: Option<i64>,
     key_paused: bool,
     key_rests: Option<bool>,
 }
@@ -235,6 +245,8 @@ impl Facts {
             ("deferred", _) => Fate::Deferred {
                 key_host: exception.key_host,
                 blocked_by: exception.blocked_by,
+                head_due_at: exception.head_due_at,
+                head_dead_letter: exception.head_dead_letter,
                 key_paused: exception.key_paused,
                 key_rests: exception.key_rests.unwrap_or_default(),
             },

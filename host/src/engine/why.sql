@@ -44,7 +44,10 @@ select to_jsonb(known) from (
             e.due_at <= clock_timestamp() as is_due,
             to_char(e.due_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as due_at,
             h.name as host, h.expires_at > clock_timestamp() as host_alive,
-            k.blocked_by, k.paused_at is not null as key_paused, k.rests as key_rests, key_host.name as key_host
+            k.blocked_by, k.paused_at is not null as key_paused, k.rests as key_rests, key_host.name as key_host,
+            (select d.id from {schema}.dead_letter d where d.group_id = $1 and d.message_id = k.blocked_by) as head_dead_letter,
+            (select to_char(b.due_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+                from {schema}.exception b where b.group_id = $1 and b.message_id = k.blocked_by) as head_due_at
         from {schema}.exception e
         left join {schema}.host h on h.id = e.host_id
         left join {schema}.message_key_lease k

@@ -43,8 +43,18 @@ fn timeout_text(error: &Error) -> String {
 
 fn failed(class: FailureClass, text: &str, delivery: &Delivery) -> Outcome {
     let tail = delivery.output().tail();
-    let error = if tail.is_empty() { text.to_owned() } else { format!("{text}\nstderr:\n{tail}") };
+    let panic = panic_line(&tail).filter(|_| class == FailureClass::Panic).map(|line| format!("{line}\n"));
+    let text = format!("{}{text}", panic.unwrap_or_default());
+    let error = if tail.is_empty() { text } else { format!("{text}\nstderr:\n{tail}") };
     Outcome::Failed(Failure { class, error: clean(&error) })
+}
+
+/// What a panic of Rust said, in one line, so that it is the first of the error: `panicked at src/lib.rs:7:5: no such unit`.
+fn panic_line(stderr: &str) -> Option<String> {
+    let mut lines = stderr.lines().skip_while(|line| !line.contains("panicked at "));
+    let (place, said) = (lines.next()?, lines.next().unwrap_or_default());
+    let place = place.get(place.find("panicked at ")?..)?.trim_end_matches(':');
+    Some(if said.is_empty() { place.to_owned() } else { format!("{place}: {said}") })
 }
 
 /// Fit to be stored: Postgres takes no NUL, and the length is bounded.

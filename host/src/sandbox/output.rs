@@ -172,7 +172,11 @@ impl Output {
         self.tail.extend(bytes);
     }
 
+    /// Blank lines are left out: a panic begins with one, and as a line of a log it says nothing.
     fn log(&self, level: Level, stream: &'static str, line: &str) {
+        if line.trim().is_empty() {
+            return;
+        }
         let dropped_lines = match self.rate.take(line.len(), Instant::now()) {
             Taken::Dropped => return,
             Taken::Allowed { dropped_lines } => dropped_lines,

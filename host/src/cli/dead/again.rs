@@ -5,7 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{Confirmation, Global, UsageError, human, progress, with_database::with_database},
+    super::{Confirmation, Global, Told, UsageError, human, progress, with_database::with_database},
     selection::Filter,
 };
 use crate::{
@@ -99,7 +99,9 @@ impl Redrive {
             Ok(answer)
         })
         .await?;
-        global.output().one(&answer, Redriven::told)
+        global.output().one(&answer, Redriven::told)?;
+        // Somebody asked for these, and they were not redriven.
+        if answer.refused.is_empty() { Ok(()) } else { Err(Told.into()) }
     }
 }
 

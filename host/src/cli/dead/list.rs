@@ -58,6 +58,9 @@ impl List {
     }
 }
 
+/// So that a row fits a terminal; `dead show` has all of it.
+const ERROR_CHARS_MAX: usize = 60;
+
 fn cells(letter: &DeadLetter) -> Vec<String> {
     vec![
         letter.id.to_string(),
@@ -68,6 +71,6 @@ fn cells(letter: &DeadLetter) -> Vec<String> {
         letter.class.clone(),
         letter.died_at.clone(),
         letter.replayed_at.clone().unwrap_or_default(),
-        first_line(&letter.error),
+        first_line(&letter.error, ERROR_CHARS_MAX),
     ]
 }

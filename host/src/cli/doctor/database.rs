@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{super::human, Finding};
+use super::{
+    super::{groups::short, human},
+    Finding,
+};
 use crate::{
     config::Config,
-    database::{Database, pending},
+    database::{Database, pending, rights, told},
     engine::{self, HostState, State},
 };
 
@@ -19,24 +22,34 @@ pub(super) async fn look(database: &Database, config: &Config) -> Vec<Finding> {
     match find(database, config).await {
         Ok(found) => findings.extend(found),
         Err(error) => {
-            findings.push(Finding::missing("tables", format!("{error:#}"), "mend what this says, then look again"))
+            findings.push(Finding::missing("tables", told(error.as_ref()), "mend what this says, then look again"))
         }
     }
     findings
 }
 
 async fn find(database: &Database, config: &Config) -> Result<Vec<Finding>> {
+    let rights = rights(database).await?;
+    let mut findings: Vec<Finding> = rights.is_namesake.then(namesake).into_iter().collect();
     let missing = pending(database).await?;
-    if missing > 0 {
-        let found = format!("{missing} migrations are not applied yet");
-        return Ok(vec![Finding::note("tables", found, "`millstream apply`; `millstream up` does it as well")]);
+    if missing > 0 && !rights.may_create {
+        let found = format!("this user may not make them in schema {}", database.schema.quoted());
+        let mend = "as a superuser `grant create on database ... to ...`, or make the schema and give it to the user";
+        findings.push(Finding::missing("tables", found, mend));
+        return Ok(findings);
     }
-    let mut findings = vec![Finding::ok("tables", "current")];
+    if missing > 0 {
+        let found = format!("{} to apply", human::counted(missing as u64, "migration"));
+        findings.push(Finding::note("tables", found, "`millstream apply`; `millstream up` does it as well"));
+        return Ok(findings);
+    }
+    findings.push(Finding::ok("tables", "current"));
     let changes = engine::plan(Some(database), config).await?;
     findings.push(if changes.is_empty() {
         Finding::ok("declared", "what streams.toml says")
     } else {
-        let found = format!("streams.toml differs from what is applied in {} points", changes.len());
+        let found =
+            format!("streams.toml differs from what is applied in {}", human::counted(changes.len() as u64, "point"));
         Finding::note("declared", found, "`millstream plan` tells them, `millstream apply` applies them")
     });
     let state = engine::inspect(database).await?;
@@ -44,6 +57,15 @@ async fn find(database: &Database, config: &Config) -> Result<Vec<Finding>> {
     findings.extend(state.hosts.iter().flat_map(growing_handlers));
     findings.extend(state.hosts.iter().flat_map(refused_handlers));
     Ok(findings)
+}
+
+/// Its own programs would mix their tables with ours without a word.
+fn namesake() -> Finding {
+    Finding::note(
+        "role",
+        "it is called like the schema, which its search_path (\"$user\", public) then finds first: a table that it creates without a schema's name lands among Millstream's",
+        "connect as a role of another name, or `alter role ... set search_path = public`",
+    )
 }
 
 /// Leases are judged by the database's clock, so no clock of a host is compared.
@@ -81,15 +103,20 @@ fn growing_handlers(host: &HostState) -> Vec<Finding> {
     findings
 }
 
+/// Without the error: the finding about the file of this project says it, and `status` says it for every host.
 fn refused_handlers(host: &HostState) -> Vec<Finding> {
-    let errors = host.handlers.iter().filter_map(|(group, handler)| Some((group, handler["last_error"].as_str()?)));
-    errors
-        .map(|(group, error)| {
-            let found = format!("on {} the newest handler of {group} does not serve: {error}", host.host);
+    let refused = host.handlers.iter().filter(|(_, handler)| handler["last_error"].is_string());
+    refused
+        .map(|(group, handler)| {
+            let serves = match handler["digest"].as_str() {
+                Some(digest) => format!("an older one ({}) does", short(digest)),
+                None => "nothing does".to_owned(),
+            };
+            let found = format!("on {} the newest handler of {group} does not serve, {serves}", host.host);
             Finding::note(
                 "handlers",
                 found,
-                "put a good file there; an older one serves as long as it says so in `millstream status`",
+                "`millstream status` says why; put a good file there, no restart is needed",
             )
         })
         .collect()

@@ -57,7 +57,7 @@ async fn file_finding(global: &Global, config: &Config, sandbox: &Arc<Sandbox>, 
     let bytes = match size {
         Ok(size) if size > sandbox.file_bytes_max() => {
             let found = format!("{} has {size} bytes, more than host.component_max", path.display());
-            return Finding::missing("handler", found, "build it with --release, or raise component_max");
+            return Finding::broken("handler", found, "build it with --release, or raise component_max");
         }
         Ok(_) => tokio::fs::read(&path).await,
         Err(error) => Err(error),
@@ -74,10 +74,9 @@ async fn file_finding(global: &Global, config: &Config, sandbox: &Arc<Sandbox>, 
         Ok(compiled) => {
             Finding::ok("handler", format!("{file} ({}) for {users}", super::super::groups::short(&compiled.digest)))
         }
-        Err(error) => Finding::missing(
-            "handler",
-            format!("{file} for {users}: {error}"),
-            "put a good file there; no restart is needed",
-        ),
+        Err(error) => {
+            let found = format!("{file} for {users}: {error}");
+            Finding::broken("handler", found, "put a good file there; no restart is needed")
+        }
     }
 }

@@ -9,7 +9,8 @@ mod machine;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Global, Told, open::reach, output::visible};
+use super::{Global, Told, human, open::reach, output::visible};
+use crate::database::told;
 
 /// One thing that was looked at. The field names are a contract.
 #[derive(Debug, Serialize)]
@@ -28,8 +29,10 @@ enum State {
     Ok,
     /// It works, and could be better, or is needed by some only.
     Note,
-    /// `millstream up` does not work like this.
+    /// Not there, and `millstream up` does not do its work without it.
     Missing,
+    /// There, and no good.
+    Broken,
 }
 
 /// The answer. Its field names are a contract.
@@ -51,6 +54,10 @@ impl Finding {
     fn missing(check: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { check, state: State::Missing, found: found.into(), mend: Some(mend.into()) }
     }
+
+    fn broken(check: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { check, state: State::Broken, found: found.into(), mend: Some(mend.into()) }
+    }
 }
 
 pub(super) async fn run(global: &Global) -> Result<()> {
@@ -58,13 +65,14 @@ pub(super) async fn run(global: &Global) -> Result<()> {
     match global.load_config() {
         Err(errors) => {
             let first = errors.errors.first().map(ToString::to_string).unwrap_or_default();
-            let count = errors.errors.len();
-            let found = format!("{count} mistakes, the first: {}", first.replace('\n', ";"));
-            findings.push(Finding::missing("streams.toml", found, "`millstream check` tells them all"));
+            let count = human::counted(errors.errors.len() as u64, "mistake");
+            let found = format!("{count}, the first: {}", first.replace('\n', ";"));
+            findings.push(Finding::broken("streams.toml", found, "`millstream check` tells them all"));
             findings.push(machine::postgres_programs());
         }
         Ok(config) => {
-            let found = format!("{} streams, {} groups", config.streams.len(), config.groups.len());
+            let (streams, groups) = (config.streams.len() as u64, config.groups.len() as u64);
+            let found = format!("{}, {}", human::counted(streams, "stream"), human::counted(groups, "group"));
             findings.push(Finding::ok("streams.toml", found));
             match reach(global, &config.database).await {
                 Ok(None) => {
@@ -77,7 +85,7 @@ pub(super) async fn run(global: &Global) -> Result<()> {
                 }
                 Err(error) => {
                     let mend = "start that server, or name another with --database-url, DATABASE_URL or database.url";
-                    findings.push(Finding::missing("database", format!("{error:#}"), mend));
+                    findings.push(Finding::missing("database", told(error.as_ref()), mend));
                 }
             }
             findings.extend(handlers::look(global, &config).await);
@@ -86,7 +94,7 @@ pub(super) async fn run(global: &Global) -> Result<()> {
     findings.push(machine::wasm_toolchain());
     findings.extend(machine::inotify());
     findings.push(machine::disk(global));
-    let healthy = findings.iter().all(|finding| finding.state != State::Missing);
+    let healthy = findings.iter().all(|finding| matches!(finding.state, State::Ok | State::Note));
     global.output().one(&Answer { healthy, findings }, text)?;
     if healthy { Ok(()) } else { Err(Told.into()) }
 }
@@ -98,6 +106,7 @@ fn text(answer: &Answer) -> String {
             State::Ok => "ok",
             State::Note => "note",
             State::Missing => "MISSING",
+            State::Broken => "BROKEN",
         };
         text.push_str(&format!("{state:<8}{:<14}{}\n", finding.check, visible(&finding.found)));
         if let Some(mend) = &finding.mend {
@@ -107,7 +116,7 @@ fn text(answer: &Answer) -> String {
     text.push_str(if answer.healthy {
         "`millstream up` has what it needs\n"
     } else {
-        "mend what is MISSING, then look again\n"
+        "mend what is MISSING or BROKEN, then look again\n"
     });
     text
 }

@@ -73,13 +73,17 @@ fn stopped(error: anyhow::Error, stored_to: u64) -> anyhow::Error {
 
 fn summary(answer: &Answer, elapsed: Duration) -> String {
     let rate = (answer.produced as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
-    let duplicates = match answer.duplicates {
-        0 => String::new(),
-        count => format!(", {} duplicates", human::count(count)),
+    let some =
+        |count, what: &str| if count == 0 { String::new() } else { format!(", {}", human::counted(count, what)) };
+    let duplicates = some(answer.duplicates, "duplicate");
+    let superseded = if answer.superseded == 0 {
+        String::new()
+    } else {
+        format!(", {} superseded", human::count(answer.superseded))
     };
     format!(
-        "{} messages produced{duplicates} in {}, {}/s",
-        human::count(answer.produced),
+        "{} produced{duplicates}{superseded} in {}, {}/s",
+        human::counted(answer.produced, "message"),
         human::duration(elapsed),
         human::count(rate)
     )

@@ -82,6 +82,8 @@ struct Answer {
     produced: u64,
     /// Stored before under the same idempotency key.
     duplicates: u64,
+    /// Stored, and lost already to a version of their key with a higher rank.
+    superseded: u64,
     /// The lowest and the highest position of all these messages, duplicates included.
     first_id: Option<i64>,
     last_id: Option<i64>,
@@ -92,6 +94,7 @@ impl Answer {
         for one in produced {
             let count = if one.duplicate { &mut self.duplicates } else { &mut self.produced };
             *count += 1;
+            self.superseded += u64::from(one.superseded);
             self.first_id = Some(self.first_id.map_or(one.id, |id| id.min(one.id)));
             self.last_id = Some(self.last_id.map_or(one.id, |id| id.max(one.id)));
         }

@@ -61,5 +61,8 @@ pub(super) fn text(answer: &Answer) -> String {
     if answer.duplicates > 0 {
         return format!("a duplicate of message {id}, nothing stored\n");
     }
+    if answer.superseded > 0 {
+        return format!("message {id}, superseded already: its key has a version of a higher rank\n");
+    }
     format!("message {id}\n")
 }

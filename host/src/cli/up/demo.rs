@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
-    database::Database,
+    database::{Database, told},
     engine::{self, NewEntry},
     handler::NewMessage,
 };
@@ -33,7 +33,7 @@ async fn produce_example(database: &Database, config: &Config, round: usize) -> 
     for (stream, body) in messages {
         let message = NewMessage {
             payload: Some(body.to_string().into_bytes()),
-            key: body["order_id"].as_str().map(str::to_owned),
+            key: body["customer"].as_str().map(str::to_owned),
             content_type: Some("application/json".to_owned()),
             ..NewMessage::default()
         };
@@ -63,7 +63,7 @@ pub async fn produce(database: Database, config: Arc<Config>, stop: Cancellation
 async fn produce_for_ever(database: &Database, config: &Config) {
     for round in 0.. {
         if let Err(error) = produce_example(database, config, round).await {
-            tracing::warn!("failed to produce an example: {error:#}");
+            tracing::warn!("failed to produce an example: {}", told(error.as_ref()));
         }
         sleep(PAUSE).await;
     }

@@ -24,7 +24,11 @@ use super::{
     Global,
     open::{Opened, data_folder, open_for_host},
 };
-use crate::{config::Config, database::Database, engine};
+use crate::{
+    config::Config,
+    database::{Database, told},
+    engine,
+};
 
 /// How often the host looks at streams.toml and publishes what its handlers are.
 const LOOK: Duration = Duration::from_millis(500);
@@ -55,7 +59,9 @@ impl Up {
         };
         let result = self.host(global, config, &opened, &mut signals).await;
         let closed = opened.close().await;
-        result.and(closed)
+        result.and(closed)?;
+        tracing::info!("stopped");
+        Ok(())
     }
 
     /// Runs with an open database, and leaves nothing running behind.
@@ -77,7 +83,7 @@ impl Up {
             () = signals.asked_to_stop() => return Ok(()),
         };
         super::output::complain(&ready_line(opened, &parts));
-        let follower = Follower::new(global.config.clone(), !self.no_apply);
+        let follower = Follower::new(global.config.clone(), config.clone(), !self.no_apply);
         let stop = CancellationToken::new();
         let demo =
             self.demo.then(|| tokio::spawn(demo::produce(database.clone(), Arc::new(config.clone()), stop.clone())));
@@ -137,7 +143,7 @@ impl Up {
                 parts.look_for_secrets().await;
             }
             if follows && let Err(error) = parts.follow(database).await {
-                tracing::warn!("failed to look what is declared, will try again: {error:#}");
+                tracing::warn!("failed to look what is declared, will try again: {}", told(error.as_ref()));
             }
         }
     }
@@ -148,6 +154,12 @@ fn ready_line(opened: &Opened, parts: &Parts) -> String {
         Some(server) => format!("its own Postgres {} in {}", server.major(), server.data_folder().display()),
         None => opened.database.to_string(),
     };
-    let groups: Vec<&str> = parts.names().map(String::as_str).collect();
-    format!("ready: {postgres}; groups {}; {}", groups.join(", "), parts.describe())
+    let (served, waiting) = parts.served_and_waiting();
+    let mut line = format!("ready: {postgres}");
+    for (what, groups) in [("groups", served), ("groups that wait for a handler", waiting)] {
+        if !groups.is_empty() {
+            line.push_str(&format!("; {what}: {}", groups.join(", ")));
+        }
+    }
+    format!("{line}; {}", parts.describe())
 }

@@ -14,8 +14,8 @@ use super::{record::Recorder, wanted::Wanted};
 use crate::{
     config::{self, Config},
     consumer::{Consumer, Counters},
-    database::Database,
-    deploy::Deployer,
+    database::{Database, told},
+    deploy::{Deployer, Status},
     engine::{self, GroupHandle, GroupId},
     sandbox::{Sandbox, Settings},
 };
@@ -101,15 +101,18 @@ impl Parts {
         match engine::has_unfinished(database, &groups).await {
             Ok(unfinished) => !unfinished,
             Err(error) => {
-                tracing::warn!("failed to look whether anything is left to do: {error:#}");
+                tracing::warn!("failed to look whether anything is left to do: {}", told(&error));
                 false
             }
         }
     }
 
-    /// The groups that can run here.
-    pub fn names(&self) -> impl Iterator<Item = &String> {
-        self.wanted.names()
+    /// The groups of streams.toml: those that a handler serves, and those whose file or secret is not there or no good.
+    pub fn served_and_waiting(&self) -> (Vec<String>, Vec<String>) {
+        let status = self.deployer.status().into_iter().chain(self.wanted.statuses());
+        let (served, waiting): (Vec<_>, Vec<_>) = status.partition(|(_, status)| status.digest.is_some());
+        let names = |groups: Vec<(String, Status)>| groups.into_iter().map(|(name, _)| name).collect();
+        (names(served), names(waiting))
     }
 
     /// Takes over a changed streams.toml.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
-    database::Database,
+    database::{Database, told},
     deploy::{Deployer, Status},
     engine::{Deployed, HostId, record_deployment},
 };
@@ -41,7 +41,7 @@ impl Recorder {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut self.has_failed, true) {
-                        tracing::warn!(group, "failed to {error:#}; will try again");
+                        tracing::warn!(group, "failed to {}; will try again", told(error.as_ref()));
                     }
                     return;
                 }

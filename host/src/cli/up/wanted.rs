@@ -66,11 +66,6 @@ impl Wanted {
         self.ready.clone()
     }
 
-    /// The groups that can run.
-    pub fn names(&self) -> impl Iterator<Item = &String> {
-        self.ready.keys()
-    }
-
     /// Whether a group can run.
     pub fn holds(&self, group: &str) -> bool {
         self.ready.contains_key(group)

@@ -84,9 +84,11 @@ impl Group {
         }
     }
 
-    /// Room for more messages. What waits here for its key takes no place from others, within the bound of all.
+    /// Room for more messages. What waits here for its key, or to be settled, takes no place from others, within the bound
+    /// of all: a group whose settles are slower than its turns claims no more than it settles.
     fn room(&self) -> u32 {
-        let in_all = HELD_MAX.max(self.pace.held_max()).saturating_sub(self.memory.open);
+        let held = self.memory.open.saturating_add(u32::try_from(self.memory.unsettled()).unwrap_or(u32::MAX));
+        let in_all = HELD_MAX.max(self.pace.held_max()).saturating_sub(held);
         self.pace.held_max().saturating_sub(self.open()).min(in_all)
     }
 

@@ -202,6 +202,27 @@ impl Memory {
         self.ended.len()
     }
 
+    /// How many of what has ended match; counted up to `max`.
+    pub fn count_ended(&self, max: usize, matches: impl Fn(&Settlement) -> bool) -> usize {
+        self.ended.iter().filter(|one| matches(one)).take(max).count()
+    }
+
+    /// At most `max` ended deliveries that match. For those that end freely.
+    pub fn take_matching(&mut self, max: usize, matches: impl Fn(&Settlement) -> bool) -> Vec<Settlement> {
+        let mut left = max;
+        let takes = |one: &mut Settlement| {
+            let takes = left > 0 && matches(one);
+            left -= usize::from(takes);
+            takes
+        };
+        self.ended.extract_if(.., takes).collect()
+    }
+
+    /// How many have ended otherwise than plainly and are not settled yet.
+    pub fn unsettled(&self) -> usize {
+        self.claims.values().map(|held| held.settling.len()).sum()
+    }
+
     /// Whether claims have done messages that wait for slower ones of their claim.
     pub fn has_partly_done(&self) -> bool {
         self.claims.values().any(|held| !held.done.is_empty() && !held.is_finished())

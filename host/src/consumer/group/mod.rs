@@ -51,7 +51,7 @@ use super::{
     pacing::Pace,
 };
 use crate::{
-    database::{Database, DatabaseError, Reaction, reaction},
+    database::{Database, DatabaseError, Reaction, reaction, told},
     engine::{GroupHandle, GuestGrant},
 };
 
@@ -370,13 +370,11 @@ impl Group {
         self.setting.counters.database_errors.fetch_add(1, Relaxed);
         let wait = Duration::from_millis(20 << self.failures.min(6)).mul_f64(0.5 + fastrand::f64());
         self.not_before = Some(Instant::now() + wait);
-        let group = &*self.setting.group.name;
+        let (group, why) = (&*self.setting.group.name, told(error));
         match reaction(error) {
-            Reaction::Busy if self.failures > 1 => {
-                tracing::debug!(group, "failed to {what}, will try again: {error:#}");
-            }
-            Reaction::Busy => tracing::info!(group, "failed to {what}, will try again: {error:#}"),
-            _ => tracing::error!(group, "failed to {what}, will try again: {error:#}"),
+            Reaction::Busy if self.failures > 1 => tracing::debug!(group, "failed to {what}, will try again: {why}"),
+            Reaction::Busy => tracing::info!(group, "failed to {what}, will try again: {why}"),
+            _ => tracing::error!(group, "failed to {what}, will try again: {why}"),
         }
     }
 }

@@ -17,7 +17,11 @@ impl Group {
                 self.seat.epoch.store(epoch, Relaxed);
                 // A claim that was under way while the seek committed may be ours under the old epoch: it goes back.
                 self.must_compare = true;
-                tracing::info!(group = &*self.setting.group.name, epoch, "the group was seeked: what ran was cut");
+                tracing::info!(
+                    group = &*self.setting.group.name,
+                    epoch,
+                    "the group was sent elsewhere by a seek: what ran was cut"
+                );
                 Step::Again
             }
             Ok(None) => Step::End(End::Gone),

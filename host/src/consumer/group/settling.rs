@@ -12,18 +12,25 @@ use crate::{
 /// Most deliveries of one settle: a few round trips for all of them, and locks held for some milliseconds.
 const BATCH_MAX: usize = 500;
 
+/// So many make it worth to settle them while others are being settled; fewer wait and go with those that come.
+const BATCH_MIN_BESIDE: usize = BATCH_MAX / 2;
+
 impl Group {
     pub(super) fn wants_to_settle(&self) -> bool {
         !self.solo.is_empty() || self.is_settle_due()
     }
 
     /// Whether deliveries have ended that are to be settled now. At full speed they wait a moment for others, as long as
-    /// the slots have work without it; and while others are settled beside the loop, those that may be next wait for them.
+    /// the slots have work without it; and while others are settled beside the loop, many must have come together.
     pub(super) fn is_settle_due(&self) -> bool {
         let is_gathered = || self.gathering_since.is_none_or(|since| since.elapsed() >= self.pace.gather());
         let starves = || self.open() < self.setting.group.policy.slots;
-        let is_time = self.memory.ended_len() >= BATCH_MAX || is_gathered() || starves();
-        self.memory.has_ended() && is_time && !(self.solo.is_sharing() && self.memory.ends_freely())
+        let is_time = || self.memory.ended_len() >= BATCH_MAX || is_gathered() || starves();
+        if self.solo.shared() > 0 && self.memory.ends_freely() {
+            let apart = || self.memory.count_ended(BATCH_MIN_BESIDE, |one| self.solo.is_of_another_claim(one));
+            return self.solo.may_share() && self.memory.ended_len() >= BATCH_MIN_BESIDE && apart() >= BATCH_MIN_BESIDE;
+        }
+        self.memory.has_ended() && is_time()
     }
 
     /// Settles in a transaction of its own whatever did not end plainly.
@@ -31,11 +38,20 @@ impl Group {
         if let Some(step) = self.end_solo(identity) {
             return step;
         }
-        let is_free = self.memory.ends_freely();
-        if !self.memory.has_ended() || (is_free && self.solo.is_sharing()) {
+        if !self.is_settle_due() {
             return Step::Rest;
         }
-        let batch = self.memory.take_ended(BATCH_MAX);
+        let is_free = self.memory.ends_freely();
+        let batch = if is_free {
+            self.memory.take_matching(BATCH_MAX, |one| self.solo.is_apart(one))
+        } else {
+            self.memory.take_ended(BATCH_MAX)
+        };
+        if is_free && self.solo.shared() > 0 && batch.len() < BATCH_MIN_BESIDE {
+            self.memory.put_back(batch);
+            self.solo.wait_for_shared();
+            return Step::Rest;
+        }
         self.gathering_since = None;
         if batch.iter().any(|one| one.sql.is_some()) {
             return self.settle_those_with_sql(identity, batch).await;

@@ -1,7 +1,12 @@
 //! Settles that run beside the group's loop, which claims meanwhile: one that many share, and those that wait for other
 //! producers or bring a transaction of their own.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{HashSet, hash_map::RandomState},
+    hash::BuildHasher,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::Semaphore,
@@ -24,15 +29,58 @@ const SOLO_MAX: usize = 4;
 /// Most of them that wait for another producer's lock: they take turns, so that each has a connection only now and then.
 const BLOCKED_MAX: usize = 2;
 
+/// Most transactions that settle many at a time, when nothing of them has a key: while one waits for its commit to be
+/// durable, the other one works.
+const SHARED_MAX: usize = 2;
+
 /// Settles that run beside the group's loop.
 #[derive(Debug, Default)]
 pub struct Solo {
     tasks: JoinSet<SettleEnd>,
-    /// At most one: two that settle messages of one claim would wait for each other.
+    /// Invariant: at most [`SHARED_MAX`], no two of which touch the same: they would wait for each other.
     shared: JoinSet<SettleEnd>,
+    touched: Touched,
+    /// What has ended meets what is being settled: it waits for the end of that.
+    meets: bool,
     places: Arc<Places>,
     ended: Vec<SettleEnd>,
     has_panicked: bool,
+}
+
+/// What the shared transactions hold locked: claims, and keys that they produce to.
+#[derive(Debug, Default)]
+struct Touched {
+    hashes: HashSet<u64>,
+    hasher: RandomState,
+}
+
+impl Touched {
+    fn claim(&self, one: &Settlement) -> u64 {
+        self.hasher.hash_one(one.token.claim)
+    }
+
+    /// All that one settlement touches.
+    fn all(&self, one: &Settlement) -> impl Iterator<Item = u64> {
+        let claim = self.claim(one);
+        let produced = one.produced.iter().flat_map(|message| {
+            let key = message.key.as_deref().map(|key| self.hasher.hash_one((&message.stream, key)));
+            let once = message.idempotency_key.as_deref().map(|once| self.hasher.hash_one((once, &message.stream)));
+            [key, once].into_iter().flatten()
+        });
+        std::iter::once(claim).chain(produced)
+    }
+
+    fn add(&mut self, batch: &[Settlement]) {
+        let hashes: Vec<u64> = batch.iter().flat_map(|one| self.all(one)).collect();
+        self.hashes.extend(hashes);
+    }
+
+    fn remove(&mut self, batch: &[Settlement]) {
+        let hashes: Vec<u64> = batch.iter().flat_map(|one| self.all(one)).collect();
+        for hash in hashes {
+            self.hashes.remove(&hash);
+        }
+    }
 }
 
 /// A settle that has ended.
@@ -86,9 +134,29 @@ impl Solo {
         self.tasks.is_empty() && self.shared.is_empty() && self.ended.is_empty() && !self.has_panicked
     }
 
-    /// Whether many are being settled in one transaction.
-    pub fn is_sharing(&self) -> bool {
-        !self.shared.is_empty()
+    /// How many transactions settle many each.
+    pub fn shared(&self) -> usize {
+        self.shared.len()
+    }
+
+    /// Whether one more may.
+    pub fn may_share(&self) -> bool {
+        self.shared.len() < SHARED_MAX && !self.meets
+    }
+
+    /// Too little is apart from what is being settled: nothing is shared before some of that has ended.
+    pub fn wait_for_shared(&mut self) {
+        self.meets = !self.shared.is_empty();
+    }
+
+    /// Whether no shared transaction settles messages of its claim.
+    pub fn is_of_another_claim(&self, one: &Settlement) -> bool {
+        !self.touched.hashes.contains(&self.touched.claim(one))
+    }
+
+    /// Whether no shared transaction touches what this one does.
+    pub fn is_apart(&self, one: &Settlement) -> bool {
+        self.touched.hashes.is_empty() || !self.touched.all(one).any(|hash| self.touched.hashes.contains(&hash))
     }
 
     /// Waits until one has ended; for ever, when none runs.
@@ -103,7 +171,13 @@ impl Solo {
 
     fn put(&mut self, joined: Result<SettleEnd, JoinError>) {
         match joined {
-            Ok(ended) => self.ended.push(ended),
+            Ok(ended) => {
+                if let SettleEnd::Shared(batch, _) = &ended {
+                    self.touched.remove(batch);
+                    self.meets = false;
+                }
+                self.ended.push(ended);
+            }
             Err(error) if error.is_cancelled() => {} // with the process
             Err(error) => {
                 tracing::error!("a settle has panicked: {error}");
@@ -122,9 +196,10 @@ impl Solo {
         self.places.aside.cancel();
     }
 
-    /// Settles many in one transaction, while none is settled so.
+    /// Settles many in one transaction; each [`Solo::is_apart`].
     pub fn start_shared(&mut self, database: &Database, host: HostId, group: &GroupHandle, batch: Vec<Settlement>) {
         let (database, group) = (database.clone(), group.clone());
+        self.touched.add(&batch);
         self.shared.spawn(async move {
             let result = answered(settle(&database, host, &group, &batch)).await;
             SettleEnd::Shared(batch, result)

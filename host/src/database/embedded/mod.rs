@@ -201,6 +201,8 @@ async fn make_database(places: &Places) -> Result<(), sqlx::Error> {
     if exists.fetch_optional(&mut connection).await?.is_none() {
         sqlx::raw_sql("create database millstream").execute(&mut connection).await?;
     }
+    // Role and schema have one name, so that `"$user"` would put the tables of whoever looks inside among ours.
+    sqlx::raw_sql("alter database millstream set search_path = public").execute(&mut connection).await?;
     connection.close().await
 }
 
@@ -215,6 +217,9 @@ fn connect_options(socket: &Path, database: &str) -> PgConnectOptions {
 
 fn log_tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
-    let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_TAIL_BYTES)..]).into_owned();
+    let cut = text.len().saturating_sub(LOG_TAIL_BYTES);
+    let tail = String::from_utf8_lossy(&text[cut..]).into_owned();
+    // From the first whole line on.
+    let tail = if cut > 0 { tail.split_once('\n').map_or(tail.as_str(), |(_, rest)| rest) } else { &tail };
     if tail.trim().is_empty() { "(empty)".to_owned() } else { tail.trim().to_owned() }
 }

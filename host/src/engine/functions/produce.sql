@@ -95,6 +95,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set plan
 as $$
 #variable_conflict use_column
 declare
+    v_count integer := cardinality(p_payloads);
     v_uuids uuid[];
     v_ordinals bigint[];                        -- what is to be stored, and under which ids
     v_ids bigint[];
@@ -102,21 +103,33 @@ declare
     v_is_ordered boolean := coalesce(p_modes @> array['ordered'::{schema}.concurrency], false);
 begin
     if p_idempotency_keys is null then
-        select array_agg(o order by o) into v_ordinals from generate_series(1::bigint, cardinality(p_payloads)) as o;
+        select array_agg(o order by o) into v_ordinals from generate_series(1::bigint, v_count) as o;
     else
         v_uuids := {schema}.idempotency_uuids(p_idempotency_keys);
         select ordinals, ids into v_ordinals, v_ids
         from {schema}.claim_idempotency_{stream_id}(p_payloads, p_keys, p_asked_ranks, p_idempotency_keys, v_uuids,
             clock_timestamp() - p_ttl_ms * interval '1 ms', not v_is_ordered);
+        if coalesce(cardinality(v_ordinals), 0) < v_count then
+            -- From here on only of what is new.
+            select array_agg(payload order by ordinal), array_agg(key order by ordinal), array_agg(mode order by ordinal),
+                array_agg(rank order by ordinal), array_agg(lane order by ordinal), array_agg(routing_key order by ordinal),
+                array_agg(headers order by ordinal), array_agg(content_type order by ordinal),
+                array_agg(deliver_after order by ordinal)
+            into p_payloads, p_keys, p_modes, p_ranks, p_lanes, p_routing_keys, p_headers, p_content_types, p_deliver_afters
+            from unnest(p_payloads, p_keys, p_modes, p_ranks, p_lanes, p_routing_keys, p_headers, p_content_types,
+                p_deliver_afters) with ordinality
+                as m(payload, key, mode, rank, lane, routing_key, headers, content_type, deliver_after, ordinal)
+            where ordinal = any (v_ordinals);
+        end if;
     end if;
 
     -- For one ordered key, id order is commit order: its id is drawn under its lock.
     if v_is_ordered then
         perform {schema}.lock_ordered_keys({stream_id}, array_agg(m.lane || ':' || m.key))
-        from unnest(p_keys, p_modes, p_lanes) with ordinality as m(key, mode, lane, ordinal)
-        where m.mode = 'ordered' and m.ordinal = any (v_ordinals);
+        from unnest(p_keys, p_modes, p_lanes) as m(key, mode, lane)
+        where m.mode = 'ordered';
     end if;
-    if v_ids is null and v_ordinals is not null then
+    if v_ids is null then
         select array_agg(id order by ordinal) into v_ids
         from (
             select ordinal, nextval('{schema_text}.message_log_{stream_id}_id') as id
@@ -132,20 +145,16 @@ begin
 
     insert into {schema}.message_log_{stream_id} (id, payload, message_key, concurrency, compaction_rank, lane, routing_key,
         headers, content_type, deliver_after)
-    select n.id, m.payload, m.key, coalesce(m.mode, 'parallel'), m.rank, coalesce(m.lane, 0), m.routing_key, m.headers,
+    select m.id, m.payload, m.key, coalesce(m.mode, 'parallel'), m.rank, coalesce(m.lane, 0), m.routing_key, m.headers,
         m.content_type, m.deliver_after
-    from unnest(v_ordinals, v_ids) as n(ordinal, id)
-    join unnest(p_payloads, p_keys, p_modes, p_ranks, p_lanes, p_routing_keys, p_headers, p_content_types, p_deliver_afters)
-        with ordinality as m(payload, key, mode, rank, lane, routing_key, headers, content_type, deliver_after, ordinal)
-        using (ordinal)
-    order by n.id;
+    from unnest(v_ids, p_payloads, p_keys, p_modes, p_ranks, p_lanes, p_routing_keys, p_headers, p_content_types,
+        p_deliver_afters) as m(id, payload, key, mode, rank, lane, routing_key, headers, content_type, deliver_after);
 
     if p_ranks is not null then
         with version as materialized (
-            select m.key, m.rank, n.id, row_number() over (partition by m.key order by m.rank desc, n.id desc) as place
-            from unnest(v_ordinals, v_ids) as n(ordinal, id)
-            join unnest(p_keys, p_ranks) with ordinality as m(key, rank, ordinal) using (ordinal)
-            where m.rank is not null
+            select key, rank, id, row_number() over (partition by key order by rank desc, id desc) as place
+            from unnest(v_ids, p_keys, p_ranks) as m(id, key, rank)
+            where rank is not null
         ),
         winner as (                             -- waits here for an open transaction that produced to the key
             insert into {schema}.compaction_head_{stream_id} as h (message_key, message_id, rank)
@@ -159,9 +168,9 @@ begin
 
     return query
     select m.ordinal::integer,
-        coalesce(n.id, (select k.message_id from {schema}.idempotency_key_{stream_id} k where k.key = m.uuid)),  -- read for duplicates only
+        coalesce(n.id, (select k.message_id from {schema}.idempotency_key_{stream_id} k where k.key = v_uuids[m.ordinal])),  -- read for duplicates only
         n.id is null, coalesce(n.id = any (v_lost), false)
-    from unnest(p_payloads, v_uuids) with ordinality as m(payload, uuid, ordinal)
+    from generate_series(1::bigint, v_count) as m(ordinal)
     left join unnest(v_ordinals, v_ids) as n(ordinal, id) on n.ordinal = m.ordinal
     order by m.ordinal;
 end

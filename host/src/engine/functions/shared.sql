@@ -21,14 +21,13 @@ language sql stable parallel safe set search_path = pg_catalog, pg_temp
 as $$
     select array_agg(case
         when hash is null then once::uuid
-        else overlay(overlay(hash placing '8' from 13 for 1)
-            placing translate(substr(hash, 17, 1), '0123456789abcdef', '89ab89ab89ab89ab') from 17 for 1)::uuid
+        else encode(set_byte(set_byte(hash, 6, get_byte(hash, 6) & 15 | 128), 8, get_byte(hash, 8) & 63 | 128), 'hex')::uuid
         end order by ordinal)
     from (
         select once, ordinal, case
             when octet_length(once) = 36
                 and once ~ '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$' then null
-            else encode(substr(sha256(convert_to('millstream:' || once, 'UTF8')), 1, 16), 'hex') end as hash
+            else substr(sha256(convert_to('millstream:' || once, 'UTF8')), 1, 16) end as hash
         from unnest(p_keys) with ordinality as k(once, ordinal)
         offset 0                                -- hashes once, instead of wherever the hash is named
     ) as k
