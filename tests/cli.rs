@@ -184,7 +184,7 @@ async fn new_writes_a_handler_that_becomes_wasm_and_runs() {
     fs::create_dir_all(&warm).expect("make the target folder");
     std::os::unix::fs::symlink(warm, project.join("target")).expect("link the target folder");
     let make = Command::new("make")
-        .args(["deploy", "HANDLERS=../handlers"])
+        .args(["deploy"])
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&project)
         .output()

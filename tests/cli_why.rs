@@ -329,7 +329,7 @@ async fn what_waits_behind_a_failed_head_is_told_how_that_one_stands() {
     let behind = why(&verbs, 2);
     assert_eq!((&behind["state"], &behind["blocked_by"]), (&"deferred".into(), &1.into()), "{behind}");
     let due = behind["head_due_at"].as_str().expect("a time");
-    assert_eq!(line(&verbs, 2), format!("waits behind message 1 of its key, which comes again at {due}"));
+    assert_eq!(line(&verbs, 2), format!("waits behind message 1 of its key, which is due at {due}"));
     assert_eq!(why(&verbs, 1)["due_at"], due);
 
     verbs.project.run("update {schema}.exception set due_at = clock_timestamp() where message_id = 1").await;

@@ -6,7 +6,11 @@ use std::time::Duration;
 use millstream::handler::{Concurrency, Finished, Message, NewMessage};
 use tokio::time::sleep;
 
-use crate::support::engine::{Project, done, numbered, text};
+use crate::support::{
+    PATIENCE,
+    engine::{Project, done, numbered, text},
+    wait_for,
+};
 
 const STREAMS: &str = r#"
 [streams.orders]
@@ -76,4 +80,45 @@ async fn settles_that_produce_to_one_key_do_not_meet() {
     for receipt in [ordered as fn(&str) -> NewMessage, compacted] {
         assert_eq!(at_a_time(receipt).await, 1);
     }
+}
+
+/// Many ordered keys are locked all at once, for the whole stream, so that settles with other keys each meet as well. One
+/// then waits for the other, and does not fall apart into one transaction for each delivery.
+#[tokio::test]
+async fn settles_with_many_ordered_keys_come_one_after_the_other() {
+    let apart = |number: &str| NewMessage {
+        key: Some(number.to_owned()),
+        concurrency: Some(Concurrency::Ordered),
+        ..text(number)
+    };
+    assert_eq!(at_a_time(apart).await, 1);
+}
+
+/// What another producer's open transaction holds up, however much it is, takes no place from the rest of its group.
+#[tokio::test]
+async fn more_blocked_deliveries_than_a_group_holds_do_not_stop_it() {
+    const BLOCKED: usize = 2200;
+    let project = Project::declare(STREAMS).await;
+    let mut open = project.session().await;
+    open.run("begin; select {schema}.produce('receipts', 'same', idempotency_key => 'once')").await;
+    let handler = |message: Message| {
+        let payload = String::from_utf8(message.payload.unwrap_or_default()).unwrap();
+        let idempotency_key = (payload == "same").then(|| "once".to_owned());
+        Finished {
+            produced: vec![NewMessage { stream: "receipts".into(), idempotency_key, ..text(&payload) }],
+            ..done()
+        }
+    };
+    let host = project.host("worker", handler).await;
+    project.produce("orders", &vec![text("same"); BLOCKED]).await;
+    wait_for("the group has taken them all", PATIENCE, async || host.count("worker", "delivered") >= BLOCKED as u64)
+        .await;
+    project.produce("orders", &numbered(200)).await;
+    let stream = project.number("select id::bigint from {schema}.stream where name = 'receipts'").await;
+    let receipts = format!("select count(*) from {{schema}}.message_log_{stream}");
+    wait_for("the others are settled", PATIENCE, async || project.number(&receipts).await == 200).await;
+    open.run("rollback").await;
+    wait_for("all is settled", PATIENCE, async || project.left_over().await == 0).await;
+    assert_eq!(project.number(&receipts).await, 201, "one of the same");
+    host.drain().await;
 }

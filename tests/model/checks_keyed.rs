@@ -252,13 +252,24 @@ pub fn d5_dead_letters_of_a_resting_key_are_in_order(facts: &Facts) -> Vec<Strin
         let ordered = line.iter().filter(|fact| facts.mode(group, fact) == Concurrency::Ordered && fact.rank.is_none());
         // What was dead before the age began, or does not come in it, dies when an operator redrives it, whenever that is.
         let ordered = ordered.filter(|fact| !facts.is_passed(age, fact));
-        let is_death = |death: &&Death| !death.is_kept && !death.is_reopened;
+        // A letter of an earlier age may be redriven, discarded or settled in this one: that is none either.
+        let is_death = |death: &&Death| death.what == "open" && !death.is_kept && !death.is_reopened;
         let first = |fact: &&Fact| facts.deaths_of(age, fact.id).next().filter(is_death);
         let mut firsts = ordered.filter_map(|fact| Some((first(fact)?.at, fact.id)));
         let mut before = firsts.next();
         for first in firsts {
             if before.is_some_and(|before| first.0 < before.0) {
-                found.push(format!("D5: of key {key:?} in group {group} message {} died before {before:?}", first.1));
+                let both = [before.map(|before| before.1), Some(first.1)];
+                let story: Vec<_> = facts
+                    .deaths
+                    .iter()
+                    .filter(|death| death.group == group && both.contains(&Some(death.id)))
+                    .collect();
+                let sent: Vec<_> = facts.sent(group, Some(key)).collect();
+                found.push(format!(
+                    "D5: of key {key:?} in group {group} message {} died before {before:?}: {story:?}; sent {sent:?}",
+                    first.1
+                ));
             }
             before = Some(first);
         }

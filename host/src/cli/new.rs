@@ -140,8 +140,8 @@ fn next_steps(answer: &Answer<'_>) -> String {
         "{name}/ is written. Next:
 
   cd {name}
-  make test                          # its unit tests, without wasm
-  make deploy HANDLERS=../handlers   # builds {name}.wasm into the handlers folder
+  make test     # its unit tests, without wasm
+  make deploy   # builds {name}.wasm into ../handlers; HANDLERS=FOLDER names another folder
 
 and in streams.toml:
 

@@ -75,7 +75,7 @@ fn fate(fate: &Fate) -> String {
         Fate::Deferred { blocked_by: Some(id), head_dead_letter, head_due_at, .. } => {
             let head = match (head_dead_letter, head_due_at) {
                 // A redriven one has both, and comes again.
-                (_, Some(due)) => format!(", which comes again at {due}"),
+                (_, Some(due)) => format!(", which is due at {due}"),
                 (Some(dead), None) => format!(
                     ", which is dead letter {dead}: `millstream dead redrive {dead}` puts it back in its place, `millstream dead discard {dead}` lets the key go on without it"
                 ),

@@ -1,4 +1,4 @@
-//! Finds out, once a heartbeat, which groups were sent elsewhere. Turns tell as well; but while handlers run for minutes
+//! Finds out, once a heartbeat, which groups were sent elsewhere or forgotten. Turns tell as well; but while handlers run for minutes
 //! there is none.
 
 use std::{

@@ -11,7 +11,7 @@ pub async fn epoch(database: &Database, group: GroupId) -> Result<Option<i64>, s
     rows.first().map(|row| row.try_get(0)).transpose()
 }
 
-/// Those of these groups whose epoch is no longer the one given.
+/// Those of these groups that are gone, or whose epoch is no longer the one given.
 pub async fn raised_epochs(database: &Database, known: &[(GroupId, i64)]) -> Result<Vec<GroupId>, sqlx::Error> {
     let (groups, epochs): (Vec<i32>, Vec<i64>) = known.iter().map(|(group, epoch)| (group.0, *epoch)).unzip();
     let query = database.query(include_str!("epochs_raised.sql")).bind(groups).bind(epochs);

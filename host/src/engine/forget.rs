@@ -6,7 +6,6 @@ use sqlx::Row;
 
 use super::{
     GroupId,
-    pause::tell_hosts,
     seek::{held_by, lock},
 };
 use crate::database::Database;
@@ -29,12 +28,18 @@ pub struct Forgotten {
 /// time for what locks the group. A deadlock with a settle fails it too, and it can be done again.
 pub async fn forget(database: &Database, group: GroupId, name: &str, dry_run: bool) -> Result<Forgotten> {
     let mut tx = database.begin().await.context("begin to forget")?;
+    // An apply that still knew the group would declare it again without a cursor.
+    let declarations = database.query(include_str!("declare_lock.sql"));
+    declarations.execute(&mut *tx).await.context("take the declaration lock")?;
     if let Err(error) = lock(database, &mut tx, group).await {
         return Err(held_by(database, group, error).await.context(format!("lock group {name:?} to forget it")));
     }
     let cleared = database.query(include_str!("seek_clear.sql")).bind(group.0);
     let cleared = cleared.fetch_optional(&mut *tx).await.context("clear what it has under way")?;
     let cleared = cleared.context("the group is gone")?;
+    // They hear it at the commit; those that do not find out with their next heartbeat.
+    let hint = database.query(include_str!("hint_group.sql")).bind(database.schema.channel()).bind(group.0);
+    hint.execute(&mut *tx).await.context("tell the hosts")?;
     let query = database.query(include_str!("group_forget.sql")).bind(group.0);
     let dead_letters = query.fetch_one(&mut *tx).await.context("delete it")?.try_get("dead_letters")?;
     let mut under_way = 0;
@@ -46,7 +51,6 @@ pub async fn forget(database: &Database, group: GroupId, name: &str, dry_run: bo
         tx.rollback().await.context("undo the trial")?;
     } else {
         tx.commit().await.with_context(|| format!("commit that group {name:?} is forgotten"))?;
-        tell_hosts(database, group).await;
     }
     Ok(Forgotten { group: name.to_owned(), position, dead_letters, under_way, dry_run })
 }

@@ -49,12 +49,18 @@ fn failed(class: FailureClass, text: &str, delivery: &Delivery) -> Outcome {
     Outcome::Failed(Failure { class, error: clean(&error) })
 }
 
+/// It stands in the tail as well, which has room for the rest.
+const PANIC_BYTES_MAX: usize = 500;
+
 /// What a panic of Rust said, in one line, so that it is the first of the error: `panicked at src/lib.rs:7:5: no such unit`.
 fn panic_line(stderr: &str) -> Option<String> {
-    let mut lines = stderr.lines().skip_while(|line| !line.contains("panicked at "));
-    let (place, said) = (lines.next()?, lines.next().unwrap_or_default());
-    let place = place.get(place.find("panicked at ")?..)?.trim_end_matches(':');
-    Some(if said.is_empty() { place.to_owned() } else { format!("{place}: {said}") })
+    let lines: Vec<&str> = stderr.lines().collect();
+    // The last one: what was written before may speak of panics, too.
+    let at = lines.iter().rposition(|line| line.contains("panicked at "))?;
+    let place = lines[at].get(lines[at].find("panicked at ")?..)?.trim_end_matches(':');
+    let said = lines.get(at + 1).filter(|said| !said.is_empty());
+    let line = said.map_or_else(|| place.to_owned(), |said| format!("{place}: {said}"));
+    Some(bounded(&line, PANIC_BYTES_MAX).to_owned())
 }
 
 /// Fit to be stored: Postgres takes no NUL, and the length is bounded.

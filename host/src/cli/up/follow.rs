@@ -17,6 +17,8 @@ pub struct Follower {
     text: Option<String>,
     /// What was read last.
     config: Config,
+    /// What this host was started with.
+    started: Config,
     /// So many looks in a row did not find it.
     gone: u32,
 }
@@ -31,7 +33,7 @@ impl Follower {
     /// `file` has just been read as `config`, and applied.
     pub fn new(file: PathBuf, config: Config, applies: bool) -> Self {
         let text = std::fs::read_to_string(&file).ok();
-        Self { seen: stamp(&file), file, applies, text, config, gone: 0 }
+        Self { seen: stamp(&file), file, applies, text, started: config.clone(), config, gone: 0 }
     }
 
     /// The new configuration, once it is applied. `None`: nothing has changed, or what changed was refused.
@@ -45,7 +47,9 @@ impl Follower {
             }
             return None;
         }
-        self.gone = 0;
+        if std::mem::take(&mut self.gone) >= GONE_LOOKS {
+            tracing::info!("{} is back", self.file.display());
+        }
         if stamp == self.seen {
             return None;
         }
@@ -97,11 +101,14 @@ impl Follower {
                 "group {group} is no longer in streams.toml: it stops here, and keeps its place; `millstream forget {group}` removes it"
             );
         }
-        let restarts: Vec<&str> =
-            [("[host]", self.config.host != config.host), ("[database]", self.config.database != config.database)]
-                .into_iter()
-                .filter_map(|(table, differs)| differs.then_some(table))
-                .collect();
+        // Against what was read last, so that it is told once, and against what runs, so that to undo it is no change.
+        let (last, runs) = (&self.config, &self.started);
+        let host = last.host != config.host && runs.host != config.host;
+        let database = last.database != config.database && runs.database != config.database;
+        let restarts: Vec<&str> = [("[host]", host), ("[database]", database)]
+            .into_iter()
+            .filter_map(|(table, differs)| differs.then_some(table))
+            .collect();
         if !restarts.is_empty() {
             tracing::warn!(
                 "{} has changed in streams.toml: that takes effect when this host is started again",

@@ -22,6 +22,10 @@ use crate::{
     handler::{Concurrency, FailureClass, Outcome},
 };
 
+/// Most deliveries that wait to be settled each by itself. Beyond it the group claims nothing until some are: memory has an
+/// end, and somebody has to look at the transaction that stays open.
+pub(super) const ALONE_MAX: usize = 10_000;
+
 /// How long to wait with keys to hand on while another host claims: a turn takes a few milliseconds.
 const BUSY_WAIT: Duration = Duration::from_millis(2);
 
@@ -85,9 +89,14 @@ impl Group {
     }
 
     /// Room for more messages. What waits here for its key, or to be settled, takes no place from others, within the bound
-    /// of all: a group whose settles are slower than its turns claims no more than it settles.
-    fn room(&self) -> u32 {
-        let held = self.memory.open.saturating_add(u32::try_from(self.memory.unsettled()).unwrap_or(u32::MAX));
+    /// of all: a group whose settles are slower than its turns claims no more than it settles. What is settled by itself may
+    /// wait for another producer for long, and has a bound of its own: it must not hold up the rest.
+    pub(super) fn room(&self) -> u32 {
+        if self.solo.alone() >= ALONE_MAX {
+            return 0;
+        }
+        let unsettled = self.memory.unsettled().saturating_sub(self.solo.alone());
+        let held = self.memory.open.saturating_add(u32::try_from(unsettled).unwrap_or(u32::MAX));
         let in_all = HELD_MAX.max(self.pace.held_max()).saturating_sub(held);
         self.pace.held_max().saturating_sub(self.open()).min(in_all)
     }

@@ -202,6 +202,11 @@ impl Memory {
         self.ended.len()
     }
 
+    /// The message that has waited longest to be settled.
+    pub fn oldest_ended(&self) -> Option<i64> {
+        self.ended.first().map(|one| one.message_id)
+    }
+
     /// How many of what has ended match; counted up to `max`.
     pub fn count_ended(&self, max: usize, matches: impl Fn(&Settlement) -> bool) -> usize {
         self.ended.iter().filter(|one| matches(one)).take(max).count()

@@ -88,6 +88,7 @@ pub async fn run(setting: Setting) {
         failures: 0,
         partly_since: None,
         gathering_since: None,
+        left_behind: 0,
         deploys: true,
         dead_told: None,
         dead_untold: 0,
@@ -96,7 +97,11 @@ pub async fn run(setting: Setting) {
     while let Some(identity) = group.next_identity().await {
         match group.live(&identity).await {
             End::LeaseLost => group.forget(),
-            End::Drained | End::Gone => break,
+            End::Gone => {
+                group.forget(); // nothing that it holds can be settled any more: it is cut, and not begun
+                break;
+            }
+            End::Drained => break,
         }
     }
     group.setting.budget.forget(group.setting.group.id);
@@ -124,6 +129,8 @@ struct Group {
     partly_since: Option<Instant>,
     /// Since when ended deliveries wait for others to be settled with.
     gathering_since: Option<Instant>,
+    /// How often in a row the one that has waited longest was not among those that were settled.
+    left_behind: u32,
     /// Somebody may still deploy a newer handler.
     deploys: bool,
     /// When the log last told of a dead letter, and how many there were since.
@@ -306,7 +313,9 @@ impl Group {
         self.collect();
         let learns_partly = !knew_partly && self.partly_since.is_some(); // its timer has to begin
         let hands_on = self.memory.keys().due_at(self.pace.keep_keys()).is_some_and(|at| at <= Instant::now());
-        let refills = self.may_have_work && self.open() <= self.pace.refill_at();
+        let refills = self.may_have_work
+            && self.open() <= self.pace.refill_at()
+            && (self.room() > 0 || self.memory.unsettled() == 0);
         let starves = self.open() < self.setting.group.policy.slots;
         learns_partly || hands_on || refills || starves || self.is_settle_due()
     }

@@ -15,6 +15,9 @@ const BATCH_MAX: usize = 500;
 /// So many make it worth to settle them while others are being settled; fewer wait and go with those that come.
 const BATCH_MIN_BESIDE: usize = BATCH_MAX / 2;
 
+/// So often the one that has waited longest may be left behind, because it meets now this settle and now that.
+const LEFT_BEHIND_MAX: u32 = 4;
+
 impl Group {
     pub(super) fn wants_to_settle(&self) -> bool {
         !self.solo.is_empty() || self.is_settle_due()
@@ -42,14 +45,8 @@ impl Group {
             return Step::Rest;
         }
         let is_free = self.memory.ends_freely();
-        let batch = if is_free {
-            self.memory.take_matching(BATCH_MAX, |one| self.solo.is_apart(one))
-        } else {
-            self.memory.take_ended(BATCH_MAX)
-        };
-        if is_free && self.solo.shared() > 0 && batch.len() < BATCH_MIN_BESIDE {
-            self.memory.put_back(batch);
-            self.solo.wait_for_shared();
+        let batch = if is_free { self.take_apart() } else { self.memory.take_ended(BATCH_MAX) };
+        if batch.is_empty() {
             return Step::Rest;
         }
         self.gathering_since = None;
@@ -72,6 +69,20 @@ impl Group {
             Err(error) if is_blocked(&error) => self.settle_one_by_one(identity, batch).await,
             result => self.settled_together(batch, result),
         }
+    }
+
+    /// What can be settled beside what is being settled so; nothing where that is not worth a transaction.
+    fn take_apart(&mut self) -> Vec<Settlement> {
+        let oldest = self.memory.oldest_ended();
+        let batch = self.memory.take_matching(BATCH_MAX, |one| self.solo.is_apart(one));
+        let is_alone = self.solo.shared() == 0;
+        self.left_behind = if is_alone || self.memory.oldest_ended() != oldest { 0 } else { self.left_behind + 1 };
+        if !is_alone && (batch.len() < BATCH_MIN_BESIDE || self.left_behind > LEFT_BEHIND_MAX) {
+            self.memory.put_back(batch);
+            self.solo.wait_for_shared();
+            return Vec::new();
+        }
+        batch
     }
 
     /// A delivery that ran SQL is settled in its own transaction, beside the loop. The others first: among them are earlier
@@ -156,7 +167,11 @@ impl Group {
                     step
                 }
                 SettleEnd::Shared(batch, Err(error)) if is_blocked(&error) => {
-                    self.settle_beside(identity, batch);
+                    if self.solo.was_in_its_own_way() {
+                        self.memory.put_back(batch);
+                    } else {
+                        self.settle_beside(identity, batch);
+                    }
                     step
                 }
                 SettleEnd::Shared(batch, result) => match self.settled_together(batch, result) {

@@ -33,6 +33,9 @@ const BLOCKED_MAX: usize = 2;
 /// durable, the other one works.
 const SHARED_MAX: usize = 2;
 
+/// After two were in each other's way so many run one at a time.
+const LONELY: u32 = 16;
+
 /// Settles that run beside the group's loop.
 #[derive(Debug, Default)]
 pub struct Solo {
@@ -40,8 +43,12 @@ pub struct Solo {
     /// Invariant: at most [`SHARED_MAX`], no two of which touch the same: they would wait for each other.
     shared: JoinSet<SettleEnd>,
     touched: Touched,
-    /// What has ended meets what is being settled: it waits for the end of that.
+    /// No other begins before all that run have ended: too much of what has ended meets them.
     meets: bool,
+    /// Two have run at the same time since none ran.
+    had_company: bool,
+    /// How many are to run with no other beside them, since two were in each other's way.
+    lonely: u32,
     places: Arc<Places>,
     ended: Vec<SettleEnd>,
     has_panicked: bool,
@@ -134,6 +141,11 @@ impl Solo {
         self.tasks.is_empty() && self.shared.is_empty() && self.ended.is_empty() && !self.has_panicked
     }
 
+    /// How many deliveries are being settled each by itself, or wait for their turn.
+    pub fn alone(&self) -> usize {
+        self.tasks.len()
+    }
+
     /// How many transactions settle many each.
     pub fn shared(&self) -> usize {
         self.shared.len()
@@ -141,12 +153,25 @@ impl Solo {
 
     /// Whether one more may.
     pub fn may_share(&self) -> bool {
-        self.shared.len() < SHARED_MAX && !self.meets
+        self.shared.is_empty() || (self.shared.len() < SHARED_MAX && !self.meets && self.lonely == 0)
     }
 
-    /// Too little is apart from what is being settled: nothing is shared before some of that has ended.
+    /// Too little is apart from what is being settled, or something was left behind too often: nothing is shared before
+    /// all of that has ended.
     pub fn wait_for_shared(&mut self) {
         self.meets = !self.shared.is_empty();
+    }
+
+    /// One was blocked. Whether by the other one, as far as anybody can tell: then it is tried again with no other beside
+    /// it, and the next ones run like that. A stream's ordered keys, if there are many, are locked all at once, so that two
+    /// batches with other keys each may still meet.
+    pub fn was_in_its_own_way(&mut self) -> bool {
+        if !self.had_company {
+            return false;
+        }
+        self.lonely = LONELY;
+        self.meets = !self.shared.is_empty();
+        true
     }
 
     /// Whether no shared transaction settles messages of its claim.
@@ -174,7 +199,7 @@ impl Solo {
             Ok(ended) => {
                 if let SettleEnd::Shared(batch, _) = &ended {
                     self.touched.remove(batch);
-                    self.meets = false;
+                    self.meets &= !self.shared.is_empty();
                 }
                 self.ended.push(ended);
             }
@@ -200,6 +225,8 @@ impl Solo {
     pub fn start_shared(&mut self, database: &Database, host: HostId, group: &GroupHandle, batch: Vec<Settlement>) {
         let (database, group) = (database.clone(), group.clone());
         self.touched.add(&batch);
+        self.had_company = !self.shared.is_empty();
+        self.lonely = self.lonely.saturating_sub(1);
         self.shared.spawn(async move {
             let result = answered(settle(&database, host, &group, &batch)).await;
             SettleEnd::Shared(batch, result)
