@@ -36,6 +36,9 @@ struct Figures {
 /// Micros of each shallow message from its produce to its handler.
 type Latencies = Arc<Mutex<Vec<u64>>>;
 
+/// The most that one call takes.
+const CALL_MAX: usize = 50_000;
+
 struct Run {
     project: Project,
     latencies: Latencies,
@@ -54,13 +57,18 @@ impl Run {
         };
         let name = if matches!(beside, Beside::Poison(_)) { "poison" } else { "deep" };
         for key in 0..keys {
-            project
-                .run(&format!(
-                    "select count(*) from {{schema}}.produce_batch('orders', array_fill('x'::bytea, array[{deep}]),
-                        p_keys => array_fill('{name} {key}'::text, array[{deep}]),
-                        p_concurrencies => array_fill('ordered'::text, array[{deep}]))"
-                ))
-                .await;
+            let mut left: usize = deep;
+            while left > 0 {
+                let count = left.min(CALL_MAX);
+                project
+                    .run(&format!(
+                        "select count(*) from {{schema}}.produce_batch('orders', array_fill('x'::bytea, array[{count}]),
+                            p_keys => array_fill('{name} {key}'::text, array[{count}]),
+                            p_concurrencies => array_fill('ordered'::text, array[{count}]))"
+                    ))
+                    .await;
+                left -= count;
+            }
         }
         Self { project, latencies: Latencies::default(), began: Instant::now() }
     }
@@ -99,15 +107,15 @@ fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap()
 }
 
-/// Messages a second of the shallow keys alone, as fast as they go.
+/// Messages a second of the shallow keys alone, as fast as they go, produced meanwhile: the producer shares the machine.
 async fn capacity() -> f64 {
-    const COUNT: usize = 20_000;
+    const COUNT: usize = 50_000;
     let run = Run::new(Beside::Nothing).await;
+    let host = run.host().await;
+    let began = Instant::now();
     for from in (0..COUNT).step_by(500) {
         run.offer(from, 500).await;
     }
-    let began = Instant::now();
-    let host = run.host().await;
     wait_for("the backlog is through", LIMIT, async || run.ended() == COUNT).await;
     let rate = COUNT as f64 / began.elapsed().as_secs_f64();
     host.drain().await;
@@ -123,9 +131,10 @@ async fn at_rate(beside: Beside, per_second: f64) -> Figures {
     while began.elapsed() < Duration::from_secs(10) {
         tokio::time::sleep(TICK).await;
         let due = (began.elapsed().as_secs_f64() * per_second) as usize;
-        if due > offered {
-            run.offer(offered, due - offered).await;
-            offered = due;
+        while offered < due {
+            let count = (due - offered).min(500);
+            run.offer(offered, count).await;
+            offered += count;
         }
     }
     wait_for("what was offered is through", LIMIT, async || run.ended() == offered).await;

@@ -200,7 +200,11 @@ fn t5_effects_exist_once(facts: &Facts) -> Vec<String> {
         let ages: HashSet<(usize, bool)> =
             all.iter().filter(|told| told.how == End::Effects).map(|told| (told.age, told.delivery.redriven)).collect();
         if *count > ages.len() {
-            found.push(format!("T5: {count} receipts of {name}, which was done with effects in time in {ages:?}"));
+            let is_it = |told: &&Told| format!("{} {}", facts.groups[told.group].name, told.delivery.id) == *name;
+            let story: Vec<&Told> = facts.deliveries.iter().filter(is_it).collect();
+            let group = story.first().map_or(0, |told| told.group);
+            let sent: Vec<_> = facts.sent.iter().filter(|sent| sent.group == group).collect();
+            found.push(format!("T5: {count} receipts of {name}, which was done with effects in time in {ages:?}: {story:#?}; sent {sent:#?}"));
         }
     }
     for (name, all) in &by_name {

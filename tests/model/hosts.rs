@@ -90,8 +90,10 @@ async fn live(world: Arc<World>, name: String, workers: usize, mut random: fastr
                 let sql = "update {schema}.host set expires_at = clock_timestamp() + interval '50 ms'
                     where name = $1 and expires_at > clock_timestamp() + interval '50 ms'";
                 let expire = sqlx::query(world.schema.sql(sql)).bind(&name);
-                // Not by the host's own connections, which are cut.
-                expire.execute(&world.database.pool).await.expect("expire a lease");
+                // Not over the host's connections, which are cut, nor the world's, which must outlive this runtime.
+                let own = world.another_host().await;
+                expire.execute(&own.pool).await.expect("expire a lease");
+                own.close().await;
             }
         }
     }
