@@ -37,7 +37,7 @@ struct Figures {
 type Latencies = Arc<Mutex<Vec<u64>>>;
 
 /// The most that one call takes.
-const CALL_MAX: usize = 50_000;
+const CALL_MAX: i64 = 50_000;
 
 struct Run {
     project: Project,
@@ -57,7 +57,7 @@ impl Run {
         };
         let name = if matches!(beside, Beside::Poison(_)) { "poison" } else { "deep" };
         for key in 0..keys {
-            let mut left: usize = deep;
+            let mut left = deep;
             while left > 0 {
                 let count = left.min(CALL_MAX);
                 project
