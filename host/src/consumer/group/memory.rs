@@ -449,4 +449,21 @@ mod tests {
         memory.settled(&[Settlement::plain(token, 1, Verdict::Done)], |_| true);
         assert!(!cut.is_cancelled() && memory.claims.contains_key(&token));
     }
+
+    /// Those that match go, in their order and up to a number; the others stay in theirs.
+    #[test]
+    fn what_matches_is_taken_and_the_rest_keeps_its_order() {
+        let mut memory = Memory::default();
+        let token = |claim| Token { claim: ClaimId(claim), source: Source::Log };
+        let all = [(1, 10), (2, 20), (1, 11), (2, 21), (2, 22)];
+        memory.put_back(all.iter().map(|(claim, id)| Settlement::plain(token(*claim), *id, Verdict::Done)).collect());
+        let is_second = |one: &Settlement| one.token.claim == ClaimId(2);
+        assert_eq!(
+            (memory.oldest_ended(), memory.count_ended(9, is_second), memory.count_ended(2, is_second)),
+            (Some(10), 3, 2)
+        );
+        let ids = |batch: Vec<Settlement>| batch.iter().map(|one| one.message_id).collect::<Vec<_>>();
+        assert_eq!(ids(memory.take_matching(2, is_second)), [20, 21]);
+        assert_eq!(ids(memory.take_matching(9, |_| true)), [10, 11, 22]);
+    }
 }

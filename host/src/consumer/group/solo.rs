@@ -269,3 +269,53 @@ fn without_effects(one: Settlement) -> Settlement {
     let verdict = Verdict::Again { delay: Duration::ZERO, failures: one.failures, failure: None };
     Settlement { verdict, produced: Vec::new(), ..one }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{ClaimId, Source, Token},
+        handler::NewMessage,
+    };
+
+    /// A delivery of a claim that produced one message to a stream: with a key, or with an idempotency key.
+    fn one(claim: i64, stream: &str, key: Option<&str>, once: Option<&str>) -> Settlement {
+        let token = Token { claim: ClaimId(claim), source: Source::Log };
+        let produced = NewMessage {
+            stream: stream.to_owned(),
+            key: key.map(str::to_owned),
+            idempotency_key: once.map(str::to_owned),
+            ..NewMessage::default()
+        };
+        Settlement { produced: vec![produced], ..Settlement::plain(token, claim, Verdict::Done) }
+    }
+
+    #[test]
+    fn what_is_apart_shares_no_claim_and_no_key_of_one_stream() {
+        let mut solo = Solo::default();
+        let under_way = [one(1, "a", Some("k"), None), one(2, "a", None, Some("o"))];
+        solo.touched.add(&under_way);
+        for meets in [one(1, "b", None, None), one(3, "a", Some("k"), None), one(3, "a", None, Some("o"))] {
+            assert!(!solo.is_apart(&meets), "{meets:?}");
+        }
+        // A key and an idempotency key are two things, and each belongs to its stream.
+        for apart in [
+            one(3, "a", None, None),
+            one(3, "a", Some("o"), None),
+            one(3, "a", None, Some("k")),
+            one(3, "b", Some("k"), Some("o")),
+        ] {
+            assert!(solo.is_apart(&apart), "{apart:?}");
+        }
+        solo.touched.remove(&under_way);
+        assert!(solo.touched.hashes.is_empty() && solo.is_apart(&under_way[0]));
+    }
+
+    #[test]
+    fn after_two_met_some_run_alone() {
+        let mut solo = Solo::default();
+        assert!(!solo.was_in_its_own_way(), "it ran alone: another producer is in the way");
+        solo.had_company = true;
+        assert!(solo.was_in_its_own_way() && solo.lonely == LONELY && solo.may_share(), "none runs: one may");
+    }
+}
