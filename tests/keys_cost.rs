@@ -94,6 +94,45 @@ async fn e6_plans_made_while_nothing_waited_read_no_more_of_a_deep_key() {
     assert!(deep <= 2 * flat + 500, "a turn fetches {flat} rows beside a flat key and {deep} beside a deep one");
 }
 
+/// A host has hundreds of keys with nothing left to run, and almost all that waits in the group is behind another key, as
+/// the planner knows: a walk through the group in the order of its messages looks as cheap as a look-up then, and finds
+/// nothing for any of these keys before its end.
+#[tokio::test]
+async fn e6_idle_keys_cost_no_more_beside_a_deep_one() {
+    const KEYS: i64 = 500;
+    let (project, host) = declare().await;
+    deepen(&project, 20_000).await;
+    project
+        .run(&format!(
+            "insert into {{schema}}.message_key_lease (group_id, message_key, host_id)
+             select 1, 'idle' || n, {host} from generate_series(1, {KEYS}) n;
+             analyze {{schema}}.exception, {{schema}}.message_key_lease"
+        ))
+        .await;
+    let fresh: Vec<_> = (1..=KEYS).map(|n| keyed(&format!("idle{n}"), Concurrency::Ordered, "x")).collect();
+    let idle = format!("(select array_agg('idle' || n) from generate_series(1, {KEYS}) n)");
+    let lanes = format!("array_fill(0::smallint, array[{KEYS}])");
+    let fetched =
+        "select (coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables
+        where relname = 'exception'";
+    // With and without anything new for them: taken, and let go.
+    for count in [0, KEYS] {
+        project.produce("orders", &fresh[..usize::try_from(count).unwrap()]).await;
+        let mut session = project.session().await;
+        let turn = format!(
+            "select count(*) filter (where source = 1) from {{schema}}.claim_1(1, {host}, 0, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', true,
+                {idle}, {lanes}, '{{}}', '{{}}', 50, {}, 1048576, 10, null, false, null, null, null, null)",
+            2 * KEYS
+        );
+        session.run("begin").await;
+        let before = session.number(fetched).await;
+        assert_eq!(session.number(&turn).await, count);
+        let fetched = session.number(fetched).await - before;
+        session.run("rollback").await;
+        assert!(fetched <= 2 * KEYS, "{fetched} rows of exception for {KEYS} idle keys, {count} with a message");
+    }
+}
+
 /// A transaction that stays open for an hour keeps the rows of an hour's turns: a turn does not walk through them.
 #[tokio::test]
 async fn e6_a_turn_settles_as_cheaply_under_an_old_snapshot() {

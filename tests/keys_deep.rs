@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millstream::handler::{Concurrency, Finished, Message, NewMessage, Outcome};
+use millstream::handler::{Concurrency, Finished, Handler, Handling, Message, NewMessage, Outcome};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     engine::{Host, Project, done},
@@ -35,6 +36,34 @@ struct Figures {
 
 /// Micros of each shallow message from its produce to its handler.
 type Latencies = Arc<Mutex<Vec<u64>>>;
+
+/// Fails what is poison, takes its time for what is deep, and notes how late the shallow ones come.
+struct Mixed {
+    latencies: Latencies,
+    began: Instant,
+}
+
+/// A key is deep because its messages are slow; one whose messages take no time is an offered load of its own.
+const SLOW: Duration = Duration::from_millis(1);
+
+impl Handler for Mixed {
+    fn handle<'a>(&'a self, message: Message, _cut: &'a CancellationToken) -> Handling<'a> {
+        Box::pin(async move {
+            let key = message.key.as_deref().unwrap_or_default();
+            if key.starts_with("poison") {
+                return Finished::plain(Outcome::Retry { reason: "always".into() });
+            }
+            if key.starts_with("deep") {
+                tokio::time::sleep(SLOW).await;
+            }
+            if key.starts_with('s') {
+                let sent: u64 = String::from_utf8_lossy(&message.payload.unwrap_or_default()).parse().unwrap();
+                self.latencies.lock().unwrap().push(micros(self.began).saturating_sub(sent));
+            }
+            done()
+        })
+    }
+}
 
 /// The most that one call takes.
 const CALL_MAX: i64 = 50_000;
@@ -74,20 +103,8 @@ impl Run {
     }
 
     async fn host(&self) -> Host {
-        let (latencies, began) = (Arc::clone(&self.latencies), self.began);
-        self.project
-            .host("email", move |message: Message| {
-                let key = message.key.as_deref().unwrap_or_default();
-                if key.starts_with("poison") {
-                    return Finished::plain(Outcome::Retry { reason: "always".into() });
-                }
-                if key.starts_with('s') {
-                    let sent: u64 = String::from_utf8_lossy(&message.payload.unwrap_or_default()).parse().unwrap();
-                    latencies.lock().unwrap().push(micros(began).saturating_sub(sent));
-                }
-                done()
-            })
-            .await
+        let handler = Mixed { latencies: Arc::clone(&self.latencies), began: self.began };
+        self.project.host_with(&[("email", Arc::new(handler))]).await
     }
 
     /// Produces one message to each of `count` shallow keys, in one batch.
@@ -127,6 +144,9 @@ async fn at_rate(beside: Beside, per_second: f64) -> Figures {
     const TICK: Duration = Duration::from_millis(20);
     let run = Run::new(beside).await;
     let host = run.host().await;
+    // What lies before the shallow keys in the log has to be read first, once; then it is deep.
+    let unread = "select count(*) from {schema}.message_log_1 l, {schema}.cursor c where l.id > c.claimed";
+    wait_for("the deep key is behind its head", LIMIT, async || run.project.number(unread).await == 0).await;
     let (began, mut offered) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(10) {
         tokio::time::sleep(TICK).await;

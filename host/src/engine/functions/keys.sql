@@ -42,9 +42,8 @@ begin
             where group_id = p_group and message_key = k.message_key and lane = k.lane offset 0
         ) as l
         cross join lateral (
-            select message_id, message_key, lane, due_at, failures, compaction_rank from {schema}.exception
-            where group_id = p_group and message_key = k.message_key and lane = k.lane and state = 'deferred'
-            order by message_id limit v_each + 1
+            select message_id, message_key, lane, due_at, failures, compaction_rank
+            from {schema}.deferred_behind(p_group, k.message_key, k.lane, v_each + 1)
         ) as e
         where l.host_id = p_host and l.paused_at is null
     ),
@@ -217,7 +216,8 @@ begin
         from unnest(p_ids, p_keys, p_compacted) as f (id, message_key, compacted)
         cross join lateral (
             select message_id, compaction_rank from {schema}.exception
-            where group_id = p_group and message_key = f.message_key and state = 'deferred' offset 0
+            where group_id = p_group and message_key >= f.message_key and message_key <= f.message_key -- see deferred_behind
+                and state = 'deferred' offset 0
         ) as e
         where f.compacted and e.compaction_rank is not null and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
         perform {schema}.unblock_lost_{stream_id}(p_group, array_agg(f.message_key))
@@ -243,10 +243,9 @@ begin
                 coalesce(k.is_ours and (l.message_key, l.lane) not in (select * from unnest(p_full_keys, p_full_lanes)), false) as is_ours
             from line l
             left join lateral (
-                select true as is_leased, k.ctid as lease_at, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and not exists (
-                        select from {schema}.exception e
-                        where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred')
-                    as is_ours
+                select true as is_leased, k.ctid as lease_at, k.rests, k.host_id is not distinct from p_host and k.paused_at is null and (  -- see release_keys
+                        select true from {schema}.deferred_behind(p_group, l.message_key, l.lane, 1)
+                    ) is null as is_ours
                 from {schema}.message_key_lease k
                 where k.group_id = p_group and k.message_key = l.message_key and k.lane = l.lane offset 0
             ) as k on true

@@ -37,6 +37,19 @@ as $$
     ) as l (at)
 $$;
 
+-- What is deferred behind a key (or a lane of it), oldest first. Asked by the bounds of exception_deferred and in its order,
+-- which no other index has: asked with `=`, the planner takes a walk through all that the group has, by the primary key, for
+-- as cheap when most of it is behind one key: 11 s a turn for 999 idle keys beside 100,000 messages of another.
+create or replace function {schema}.deferred_behind(p_group integer, p_key text, p_lane smallint, p_max integer)
+returns setof {schema}.exception
+language sql stable rows 10
+as $$
+    select * from {schema}.exception
+    where group_id = p_group and state = 'deferred'
+        and (message_key, lane) >= (p_key, p_lane) and (message_key, lane) <= (p_key, p_lane)
+    order by message_key, lane, message_id limit p_max
+$$;
+
 -- Takes messages out of their claims. Answers the claims that still were the host's with all these messages pending; of the
 -- others nothing was settled: a settle done twice changes nothing. The claims are locked first, in order: two settles of
 -- one claim at once then see each other's work, and cannot deadlock. Index: claim primary key.
@@ -78,8 +91,7 @@ as $$
 begin
     with idle as materialized (
         select l.ctid as at, l.paused_at is not null or (  -- not EXISTS, which may be answered from a list of all keys
-            select true from {schema}.exception e
-            where e.group_id = p_group and e.message_key = l.message_key and e.lane = l.lane and e.state = 'deferred' limit 1
+            select true from {schema}.deferred_behind(p_group, l.message_key, l.lane, 1)
         ) is not null as stays
         from {schema}.message_key_lease l
         where l.ctid = any (array(select at from {schema}.leases_at(p_group, p_keys, p_lanes) as at)) and l.host_id = p_host
