@@ -155,7 +155,7 @@ fn summary(verb: &str, changed: u64, skipped: u64) -> String {
 }
 
 fn dead_letters(count: u64) -> String {
-    if count == 1 { "1 dead letter".to_owned() } else { format!("{} dead letters", human::count(count)) }
+    human::counted(count, "dead letter")
 }
 
 impl Which {
