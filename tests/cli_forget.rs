@@ -22,17 +22,6 @@ use crate::support::{
     wait_for,
 };
 
-const BOTH: &str = r#"
-[streams.orders]
-key = { concurrency = "ordered" }
-[groups.email]
-stream = "orders"
-handler = "email.wasm"
-[groups.audit]
-stream = "orders"
-handler = "audit.wasm"
-"#;
-
 const ONE: &str = r#"
 [streams.orders]
 key = { concurrency = "ordered" }
@@ -40,6 +29,11 @@ key = { concurrency = "ordered" }
 stream = "orders"
 handler = "email.wasm"
 "#;
+
+/// And the group that is forgotten.
+fn both() -> String {
+    format!("{ONE}[groups.audit]\nstream = \"orders\"\nhandler = \"audit.wasm\"\n")
+}
 
 /// Leaves rows of `group` in every table that has some: claims, retries, a dead letter, keys, a gap, a paused key.
 async fn use_all(project: &Project, group: &str) {
@@ -76,7 +70,7 @@ async fn rows(project: &Project, id: i32) -> Vec<(String, i64)> {
 
 #[tokio::test]
 async fn a_forgotten_group_leaves_nothing_behind_and_its_neighbour_everything() {
-    let verbs = Verbs::declare(BOTH).await;
+    let verbs = Verbs::declare(&both()).await;
     let project = &verbs.project;
     let mut open = project.session().await;
     open.run("begin; select {schema}.produce('orders', 'late')").await;
@@ -116,7 +110,7 @@ async fn a_forgotten_group_leaves_nothing_behind_and_its_neighbour_everything() 
     assert_eq!(project.number("select count(*) from {schema}.consumer_group").await, 1);
 
     // The same name again is a new group, from its start.
-    verbs.file("streams.toml", BOTH);
+    verbs.file("streams.toml", both());
     assert_eq!(verbs.text(&["apply"]), "create group audit\n");
     let groups = verbs.json(&["groups", "audit"]);
     assert_eq!((&groups[0]["lag"], &groups[0]["dead"]), (&14.into(), &0.into()), "{groups}");
@@ -143,7 +137,7 @@ impl Handler for Running {
 /// W1's like: what runs for the group is cut, what waits for a slot is not begun, and nothing of it is written.
 #[tokio::test]
 async fn a_host_lets_go_of_a_group_that_is_forgotten_under_it() {
-    let project = Project::declare(&format!("{BOTH}slots = 4\n[streams.receipts]\n")).await;
+    let project = Project::declare(&format!("{}slots = 4\n[streams.receipts]\n", both())).await;
     let running = Running::default();
     let host = project.host_with(&[("audit", Arc::new(running.clone()))]).await;
     // More than the slots: what waits for one is never begun.
@@ -159,4 +153,18 @@ async fn a_host_lets_go_of_a_group_that_is_forgotten_under_it() {
     assert_eq!(project.number(&format!("select count(*) from {{schema}}.message_log_{receipts}")).await, 0);
     let left: Vec<_> = rows(&project, group.0).await.into_iter().filter(|(_, count)| *count > 0).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// An apply that read the group before would declare it again, without a place in its stream: it ends first.
+#[tokio::test]
+async fn a_forget_waits_for_an_apply_under_way() {
+    let project = Project::declare(&both()).await;
+    let group = project.group("audit").await.id;
+    let mut apply = project.session().await;
+    apply.run(&format!("begin; {}", include_str!("../host/src/engine/declare_lock.sql"))).await;
+    let forget = async || engine::forget(&project.database, group, "audit", false).await;
+    assert!(tokio::time::timeout(Duration::from_millis(300), forget()).await.is_err(), "it waits");
+    assert_eq!(project.group("audit").await.id, group, "nothing was done");
+    apply.run("rollback").await;
+    assert!(!forget().await.expect("forget").dry_run);
 }
