@@ -1,5 +1,5 @@
-//! Finds out, once a heartbeat, which groups were sent elsewhere or forgotten. Turns tell as well; but while handlers run for minutes
-//! there is none.
+//! Finds out, once a heartbeat, which groups were sent elsewhere or forgotten. Turns tell as well; but while handlers run
+//! for minutes there is none.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},

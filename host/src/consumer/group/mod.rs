@@ -313,9 +313,7 @@ impl Group {
         self.collect();
         let learns_partly = !knew_partly && self.partly_since.is_some(); // its timer has to begin
         let hands_on = self.memory.keys().due_at(self.pace.keep_keys()).is_some_and(|at| at <= Instant::now());
-        let refills = self.may_have_work
-            && self.open() <= self.pace.refill_at()
-            && (self.room() > 0 || self.memory.unsettled() == 0);
+        let refills = self.may_have_work && self.open() <= self.pace.refill_at() && self.room() > 0;
         let starves = self.open() < self.setting.group.policy.slots;
         learns_partly || hands_on || refills || starves || self.is_settle_due()
     }

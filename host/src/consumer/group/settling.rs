@@ -2,7 +2,9 @@
 
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
-use super::{super::identity::Identity, End, Group, Step, answered, lanes::in_lane, solo::SettleEnd};
+use super::{
+    super::identity::Identity, End, Group, Step, answered, claiming::ALONE_MAX, lanes::in_lane, solo::SettleEnd,
+};
 use crate::{
     database::DatabaseError,
     engine::{LeavesKey, Settled, Settlement, Verdict, settle, verdict},
@@ -139,8 +141,17 @@ impl Group {
     }
 
     fn settle_beside(&mut self, identity: &Identity, alone: Vec<Settlement>) {
+        let had_room = self.solo.alone() < ALONE_MAX;
         for one in alone {
             self.solo.start(&self.setting.database, identity.host, &self.setting.group, one);
+        }
+        if had_room && self.solo.alone() >= ALONE_MAX {
+            let (group, waiting) = (&*self.setting.group.name, self.solo.alone());
+            tracing::warn!(
+                group,
+                waiting,
+                "claims nothing until some of what waits for other producers' open transactions is settled"
+            );
         }
     }
 

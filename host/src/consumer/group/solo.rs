@@ -1,5 +1,5 @@
-//! Settles that run beside the group's loop, which claims meanwhile: one that many share, and those that wait for other
-//! producers or bring a transaction of their own.
+//! Settles that run beside the group's loop, which claims meanwhile: those that many share, two at a time, and those that
+//! wait for other producers or bring a transaction of their own.
 
 use std::{
     collections::{HashSet, hash_map::RandomState},
@@ -29,7 +29,7 @@ const SOLO_MAX: usize = 4;
 /// Most of them that wait for another producer's lock: they take turns, so that each has a connection only now and then.
 const BLOCKED_MAX: usize = 2;
 
-/// Most transactions that settle many at a time, when nothing of them has a key: while one waits for its commit to be
+/// Most transactions that settle many deliveries each, none of which is in a lane: while one waits for its commit to be
 /// durable, the other one works.
 const SHARED_MAX: usize = 2;
 
