@@ -22,7 +22,7 @@ create or replace function {schema}.take_deferred_{stream_id}(
     p_want integer,
     p_want_bytes bigint
 ) returns bigint[]
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off
 as $$
 declare
     v_taken bigint[];
@@ -188,7 +188,7 @@ create or replace function {schema}.lease_fresh_{stream_id}(
     p_full_lanes smallint[],
     p_lane_max integer
 ) returns bigint[]
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off
 as $$
 declare
     v_lost bigint[];
@@ -217,7 +217,7 @@ begin
         cross join lateral (
             select message_id, compaction_rank from {schema}.exception
             where group_id = p_group and message_key >= f.message_key and message_key <= f.message_key -- see deferred_behind
-                and state = 'deferred' offset 0
+                and state = 'deferred' order by message_key, lane, message_id offset 0
         ) as e
         where f.compacted and e.compaction_rank is not null and f.id <> all (coalesce(v_lost, '{}')) having count(*) > 0;
         perform {schema}.unblock_lost_{stream_id}(p_group, array_agg(f.message_key))

@@ -39,7 +39,8 @@ $$;
 
 -- What is deferred behind a key (or a lane of it), oldest first. Asked by the bounds of exception_deferred and in its order,
 -- which no other index has: asked with `=`, the planner takes a walk through all that the group has, by the primary key, for
--- as cheap when most of it is behind one key: 11 s a turn for 999 idle keys beside 100,000 messages of another.
+-- as cheap when most of it is behind one key: 11 s a turn for 999 idle keys beside 100,000 messages of another. Who asks
+-- sets enable_sort off: a planner that has seen one row would walk and sort.
 create or replace function {schema}.deferred_behind(p_group integer, p_key text, p_lane smallint, p_max integer)
 returns setof {schema}.exception
 language sql stable rows 10
@@ -86,7 +87,7 @@ $$;
 -- Lets keys go that a host has and no longer needs: free, or ready for any host when something is deferred behind them.
 -- The caller holds the group's advisory lock.
 create or replace function {schema}.release_keys(p_group integer, p_host bigint, p_keys text[], p_lanes smallint[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off
 as $$
 begin
     with idle as materialized (
