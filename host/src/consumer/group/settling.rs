@@ -75,15 +75,16 @@ impl Group {
 
     /// What can be settled beside what is being settled so; nothing where that is not worth a transaction.
     fn take_apart(&mut self) -> Vec<Settlement> {
-        let oldest = self.memory.oldest_ended();
-        let batch = self.memory.take_matching(BATCH_MAX, |one| self.solo.is_apart(one));
+        let is_apart = |one: &Settlement| self.solo.is_apart(one);
         let is_alone = self.solo.shared() == 0;
-        self.left_behind = if is_alone || self.memory.oldest_ended() != oldest { 0 } else { self.left_behind + 1 };
-        if !is_alone && (batch.len() < BATCH_MIN_BESIDE || self.left_behind > LEFT_BEHIND_MAX) {
-            self.memory.put_back(batch);
+        let is_worth_it = || self.memory.count_ended(BATCH_MIN_BESIDE, is_apart) >= BATCH_MIN_BESIDE;
+        if !is_alone && (self.left_behind >= LEFT_BEHIND_MAX || !is_worth_it()) {
             self.solo.wait_for_shared();
             return Vec::new();
         }
+        let oldest = self.memory.oldest_ended();
+        let batch = self.memory.take_matching(BATCH_MAX, is_apart);
+        self.left_behind = if self.memory.oldest_ended() == oldest { self.left_behind + 1 } else { 0 };
         batch
     }
 
