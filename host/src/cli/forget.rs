@@ -39,14 +39,14 @@ impl Forget {
         .await?;
         global.output().one(&forgotten, |forgotten| {
             let verb = if forgotten.dry_run { "would forget" } else { "forgot" };
-            format!("{verb} {}\n", what(forgotten))
+            format!("{verb} {}; its stream keeps its messages\n", what(forgotten))
         })
     }
 }
 
 fn what(forgotten: &Forgotten) -> String {
     format!(
-        "group {}: its position {}, {} and {} under way; the stream keeps its messages",
+        "group {} with its position {}, {} and {} under way",
         visible(&forgotten.group),
         forgotten.position,
         human::counted(forgotten.dead_letters.unsigned_abs(), "dead letter"),

@@ -231,7 +231,7 @@ impl Watching {
 
     fn look_for_strays(&mut self) {
         let names = self.groups.files();
-        for stray in self.strays.look(strays::unused(&self.folder, &names)) {
+        for stray in self.strays.look(strays::unused(&self.folder, &[]), &names) {
             let meant = meant_instead(nearest(&stray, names.iter().map(String::as_str)));
             tracing::info!("{stray} came into {}, and no group uses it{meant}", self.folder.display());
         }

@@ -13,12 +13,13 @@ pub struct Strays {
 }
 
 impl Strays {
-    /// Takes in what a slow look found, and answers what is to be told now.
-    pub fn look(&mut self, found: BTreeSet<String>) -> Vec<String> {
+    /// Takes in what a slow look found, and answers what is to be told now. What was `used` once is no stranger.
+    pub fn look(&mut self, found: BTreeSet<String>, used: &[String]) -> Vec<String> {
         let Some(last) = self.last.replace(found.clone()) else {
             self.known = found;
             return Vec::new();
         };
+        self.known.extend(used.iter().cloned());
         self.known.retain(|name| found.contains(name));
         let news: Vec<String> = found.intersection(&last).filter(|name| !self.known.contains(*name)).cloned().collect();
         self.known.extend(news.iter().cloned());
@@ -40,7 +41,8 @@ mod tests {
     #[test]
     fn a_file_that_came_and_stays_is_told_once() {
         let mut strays = Strays::default();
-        let mut look = |names: &[&str]| strays.look(names.iter().map(|name| (*name).to_owned()).collect());
+        let used = ["used.wasm".to_owned()];
+        let mut look = |names: &[&str]| strays.look(names.iter().map(|name| (*name).to_owned()).collect(), &used);
         let nothing: [&str; 0] = [];
         assert_eq!(look(&["old.wasm"]), nothing);
         assert_eq!(look(&["old.wasm", "new.wasm"]), nothing, "it may be on its way elsewhere");
@@ -49,5 +51,8 @@ mod tests {
         assert_eq!(look(&["old.wasm"]), nothing);
         assert_eq!(look(&["new.wasm"]), nothing);
         assert_eq!(look(&["new.wasm"]), ["new.wasm"], "it was gone");
+        assert_eq!(look(&["new.wasm", "used.wasm"]), nothing);
+        let found = || ["new.wasm", "used.wasm"].map(str::to_owned).into();
+        assert_eq!([strays.look(found(), &[]), strays.look(found(), &[])], [nothing; 2], "its group was taken out");
     }
 }
