@@ -329,6 +329,8 @@ async fn a_delivery_without_a_row_is_cut() {
     // Under the group's lock, as everything that moves its cursor.
     project.run("select pg_advisory_xact_lock({lock_class} + 1, id) from {schema}.consumer_group; delete from {schema}.claim; update {schema}.cursor set claimed = 0").await;
     project.produce("orders", &[text("another")]).await;
+    // They would run for as long as they are let.
+    wait_for("what ran is cut", LIMIT, async || host.count("email", "fenced") == 4).await;
     stuck.store(false, Relaxed);
     wait_for("all end", LIMIT, async || receipts(&project).await == (5, 5)).await;
     wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
