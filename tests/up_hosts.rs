@@ -7,15 +7,16 @@ use std::{
 };
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{
-    PATIENCE, Program, database, empty_database,
+    PATIENCE, Program, TestDatabase, database, empty_database,
     handlers::rounds,
     hosts::{
         SHORT_LEASE, all_reported, assert_tells_no_secret, held_by, number, playground, reports, settled, start_up,
         stats, tell, up,
     },
+    proxy::{Fate, Proxy},
     wait_for,
 };
 
@@ -34,11 +35,56 @@ async fn stop(mut program: Program) {
     assert_tells_no_secret(&program);
 }
 
+/// Must show: 100,000 messages of 1 KiB by `produce --ndjson`, fewer in a short run, are all delivered to a real handler by the
+/// real program, and no row of theirs is left.
+#[tokio::test]
+async fn many_lines_are_delivered_once_each_and_leave_no_row() {
+    let count = rounds(10_000, 100_000);
+    let database = database().await;
+    let url = database.url().await;
+    let program = host(&url).await;
+    let filler = "x".repeat(970);
+    let lines: String = (0..count)
+        .map(|n| format!("{{\"payload\": {{\"do\": \"report\", \"ms\": {n}, \"reason\": \"{filler}\"}}}}\n"))
+        .collect();
+    let (status, told, said) =
+        program.run_with_input(&["produce", "playground", "--ndjson", "--database-url", &url], lines.as_bytes());
+    assert!(status.success(), "{told}{said}");
+    once(&all_reported(&database, count).await, count);
+    let (status, groups, said) = program.run(&["groups", "worker", "--output", "json", "--database-url", &url]);
+    assert!(status.success(), "{said}");
+    let group = &serde_json::from_str::<Value>(&groups).unwrap()[0];
+    assert_eq!((&group["lag"], &group["lag_exact"], &group["oldest_age_ms"]), (&json!(0), &json!(true), &Value::Null));
+    let rows = "select (select count(*) from {schema}.dead_letter) + (select count(*) from {schema}.claim)
+        + (select count(*) from {schema}.exception) + (select count(*) from {schema}.cursor_gap)";
+    wait_for("nothing is left over", PATIENCE, async || number(&database, rows).await == 0).await;
+    stop(program).await;
+}
+
 /// Each message reported once.
 fn once(reports: &[(i64, i64)], count: usize) -> HashMap<i64, i64> {
     let attempts: HashMap<i64, i64> = reports.iter().copied().collect();
     assert_eq!((attempts.len(), reports.len()), (count, count), "every effect exactly once");
     attempts
+}
+
+/// What a host that was just killed had claimed and not settled. Postgres may still be about the last that it asked for.
+async fn left_by(database: &TestDatabase, pid: i32) -> Vec<i64> {
+    let sql = format!(
+        "select coalesce(array_agg(m), '{{}}') from {{schema}}.claim c, unnest(c.pending) as r, generate_series(lower(r), upper(r) - 1) as m
+         where c.host_id in (select id from {{schema}}.host where name like '%:{pid}')"
+    );
+    let look =
+        async || -> Vec<i64> { sqlx::query_scalar(database.schema.sql(&sql)).fetch_one(&database.pool).await.unwrap() };
+    let mut left = look().await;
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = look().await;
+        if now == left {
+            return left;
+        }
+        left = now;
+    }
 }
 
 #[tokio::test]
@@ -57,12 +103,7 @@ async fn a_killed_hosts_work_is_done_by_another_with_effects_exactly_once() {
     killed.signal(Signal::KILL);
     killed.ended(PATIENCE).await;
     let died = Instant::now();
-    // Its rows stand still now: what it had claimed and not settled.
-    let sql = format!(
-        "select coalesce(array_agg(m), '{{}}') from {{schema}}.claim c, unnest(c.pending) as r, generate_series(lower(r), upper(r) - 1) as m
-         where c.host_id in (select id from {{schema}}.host where name like '%:{name}')"
-    );
-    let in_flight: Vec<i64> = sqlx::query_scalar(database.schema.sql(&sql)).fetch_one(&database.pool).await.unwrap();
+    let in_flight = left_by(&database, name).await;
     assert!(!in_flight.is_empty());
     wait_for("its first message is delivered again", PATIENCE, async || {
         reports(&database).await.iter().any(|(_, attempt)| *attempt == 2)
@@ -113,6 +154,94 @@ async fn a_frozen_hosts_late_settles_change_nothing() {
     let attempts = once(&all_reported(&database, 26).await, 26);
     assert_eq!(attempts.values().filter(|attempt| **attempt == 1).count(), 10);
     stop(frozen).await;
+}
+
+/// The worst moment to freeze: its settle is on the way, and reaches Postgres when another host has taken over. Method: a proxy
+/// keeps the statements back, whose own sender is frozen until they are answered.
+async fn settle_too_late(is_settle: fn(&str) -> bool, command: Value) {
+    let database = database().await;
+    let url = database.url().await;
+    let proxy = Proxy::start(&url, move |statement| if is_settle(statement) { Fate::Late } else { Fate::Answered });
+    let frozen = host(proxy.url()).await;
+    tell(&database, command, 16).await;
+    wait_for("all are in flight", PATIENCE, async || held_by(&database, &frozen).await.len() == 16).await;
+    proxy.begin();
+    wait_for("a settle is on the way", PATIENCE, async || proxy.kept() > 0).await;
+    frozen.signal(Signal::STOP);
+    let frozen_as = stats(&database, &frozen).await["host"].clone();
+    let other = host(&url).await;
+    let again = ["delivered", "attempt=2 ", "outcome=\"done\""];
+    wait_for("the other has done it all", PATIENCE, async || other.lines(&again) == 16).await;
+    settled(&database).await;
+    let before = everything(&database).await;
+    proxy.send_on();
+    wait_for("Postgres has answered them", PATIENCE, async || proxy.answered_late() == proxy.kept()).await;
+    assert_eq!(everything(&database).await, before, "late settles change nothing");
+    frozen.signal(Signal::CONT);
+    wait_for("it goes on as another", PATIENCE, async || {
+        let stats = stats(&database, &frozen).await;
+        stats["host"] != frozen_as && stats["groups"]["worker"]["fenced"].as_i64().is_some_and(|count| count > 0)
+    })
+    .await;
+    settled(&database).await;
+    assert_eq!(everything(&database).await, before, "nor what it does when it is thawed");
+    for program in [frozen, other] {
+        stop(program).await;
+    }
+}
+
+/// What a settle may write: receipts, failures, dead letters, what is held and what waits.
+async fn everything(database: &TestDatabase) -> Vec<i64> {
+    let tables = ["message_log_1", "message_log_2", "exception", "dead_letter", "claim", "message_key_lease"];
+    let mut counts = Vec::new();
+    for table in tables {
+        counts.push(number(database, &format!("select count(*) from {{schema}}.{table}")).await);
+    }
+    counts
+}
+
+#[tokio::test]
+async fn t7_a_settle_with_effects_that_arrives_after_a_recovery_leaves_no_trace() {
+    let is_settle = |statement: &str| statement.contains("for key share");
+    settle_too_late(is_settle, json!({"do": "sleep", "ms": 1000, "then": "report"})).await;
+}
+
+/// It holds the lock that keeps recovery out while it is frozen, but no longer than its lease. Its session is gone when it
+/// goes on.
+#[tokio::test]
+async fn a_host_that_is_frozen_inside_of_a_settle_does_not_hold_up_its_recovery() {
+    let database = database().await;
+    let url = database.url().await;
+    let is_inside = |statement: &str| statement.contains(".settle_claims(");
+    let proxy = Proxy::start(&url, move |statement| if is_inside(statement) { Fate::Late } else { Fate::Answered });
+    let frozen = host(proxy.url()).await;
+    let other = host(&url).await;
+    proxy.begin();
+    tell(&database, json!({"do": "report"}), 100).await;
+    wait_for("a settle is on the way", PATIENCE, async || proxy.kept() > 0).await;
+    frozen.signal(Signal::STOP);
+    let froze = Instant::now();
+    let idle =
+        "select count(*) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'";
+    assert!(number(&database, idle).await > 0, "it is inside of a settle");
+    once(&all_reported(&database, 100).await, 100);
+    let took = froze.elapsed();
+    println!("all was done {took:?} after it froze");
+    assert!(took < rounds(PATIENCE, Duration::from_millis(1500 + 1000 + 1000)), "{took:?}");
+    frozen.signal(Signal::CONT);
+    proxy.send_on();
+    settled(&database).await;
+    once(&reports(&database).await, 100);
+    tell(&database, json!({"do": "report"}), 10).await;
+    once(&all_reported(&database, 110).await, 110);
+    for program in [frozen, other] {
+        stop(program).await;
+    }
+}
+
+#[tokio::test]
+async fn a_turn_that_settles_and_arrives_after_a_recovery_changes_nothing() {
+    settle_too_late(|statement| statement.contains(".claim_1("), json!({"do": "sleep", "ms": 1000})).await;
 }
 
 #[tokio::test]

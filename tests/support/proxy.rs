@@ -1,5 +1,6 @@
-//! A proxy between a program and Postgres that loses requests or their replies, and with them the connection. It knows just
-//! enough of the wire protocol to see where a request ends and which statement it runs; what is lost is for the test to say.
+//! A proxy between a program and Postgres that loses requests or their replies, and with them the connection, or sends them
+//! on late. It knows just enough of the wire protocol to see where a request ends and which statement it runs; what becomes
+//! of it is for the test to say.
 
 use std::{
     io,
@@ -15,7 +16,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
-    sync::oneshot,
+    sync::{oneshot, watch},
     task::JoinSet,
 };
 
@@ -31,6 +32,8 @@ pub enum Fate {
     HungUp,
     /// It never reaches Postgres. Both sides are hung up on.
     RequestLost,
+    /// It reaches Postgres once [`Proxy::send_on`] says so, however the program has fared meanwhile.
+    Late,
 }
 
 type Judge = dyn FnMut(&str) -> Fate + Send;
@@ -49,6 +52,9 @@ struct Shared {
     /// Whether anything is judged at all.
     is_on: AtomicBool,
     lost: AtomicUsize,
+    kept: AtomicUsize,
+    answered_late: AtomicUsize,
+    sends_on: watch::Sender<bool>,
 }
 
 impl Proxy {
@@ -63,6 +69,9 @@ impl Proxy {
             judge: Mutex::new(Box::new(judge)),
             is_on: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
+            answered_late: AtomicUsize::new(0),
+            sends_on: watch::Sender::new(false),
         });
         let (stop, stopped) = oneshot::channel();
         let url = format!("{before}?host={}", folder.path().display());
@@ -109,6 +118,21 @@ impl Proxy {
     pub fn lost(&self) -> usize {
         self.shared.lost.load(SeqCst)
     }
+
+    /// How many requests were kept back.
+    pub fn kept(&self) -> usize {
+        self.shared.kept.load(SeqCst)
+    }
+
+    /// Sends on what was kept back.
+    pub fn send_on(&self) {
+        self.shared.sends_on.send_replace(true);
+    }
+
+    /// How many requests that were kept back Postgres has answered.
+    pub fn answered_late(&self) -> usize {
+        self.shared.answered_late.load(SeqCst)
+    }
 }
 
 impl Drop for Proxy {
@@ -146,6 +170,7 @@ async fn relay(mut client: UnixStream, mut server: UnixStream, shared: &Shared) 
         return Ok(());
     }
     let (mut asked, mut answered, mut requests) = (Vec::new(), Vec::new(), Requests::default());
+    let (mut request, mut is_late) = (Vec::new(), false);
     loop {
         tokio::select! {
             read = client.read_buf(&mut asked) => {
@@ -154,11 +179,20 @@ async fn relay(mut client: UnixStream, mut server: UnixStream, shared: &Shared) 
                 }
                 while let Some(message) = next_message(&mut asked) {
                     let fate = requests.note(&message).map_or(Fate::Answered, |statement| shared.judge(&statement));
+                    // Postgres begins with the parts of a request before it has the whole.
+                    request.extend_from_slice(&message);
+                    if is_part(message[0]) {
+                        continue;
+                    }
+                    if fate == Fate::Late {
+                        shared.keep().await;
+                    }
                     if fate != Fate::RequestLost {
-                        server.write_all(&message).await?;
+                        server.write_all(&std::mem::take(&mut request)).await?;
                     }
                     match fate {
                         Fate::Answered => {}
+                        Fate::Late => is_late = true,
                         Fate::ReplyLost => return requests.wait_for_replies(&mut server, answered).await,
                         Fate::HungUp | Fate::RequestLost => return Ok(()),
                     }
@@ -170,6 +204,10 @@ async fn relay(mut client: UnixStream, mut server: UnixStream, shared: &Shared) 
                 }
                 while let Some(message) = next_message(&mut answered) {
                     requests.note_reply(&message);
+                    if is_late && requests.open == 0 {
+                        is_late = false;
+                        shared.answered_late.fetch_add(1, SeqCst);
+                    }
                     client.write_all(&message).await?;
                 }
             }
@@ -183,10 +221,17 @@ impl Shared {
             return Fate::Answered;
         }
         let fate = (self.judge.lock().expect("no judge panics"))(statement);
-        if fate != Fate::Answered {
+        if !matches!(fate, Fate::Answered | Fate::Late) {
             self.lost.fetch_add(1, SeqCst);
         }
         fate
+    }
+
+    /// Waits until what is late may go on.
+    async fn keep(&self) {
+        self.kept.fetch_add(1, SeqCst);
+        let mut sends_on = self.sends_on.subscribe();
+        sends_on.wait_for(|sends_on| *sends_on).await.expect("the proxy holds the sender");
     }
 }
 
@@ -208,6 +253,11 @@ async fn start_up(client: &mut UnixStream, server: &mut UnixStream) -> io::Resul
         server.write_all(&rest).await?;
         return Ok(code != CANCEL);
     }
+}
+
+/// Whether more of the same request follows: Parse, Bind, Describe, Execute and Close come before a Sync.
+fn is_part(kind: u8) -> bool {
+    matches!(kind, b'P' | b'B' | b'D' | b'E' | b'C')
 }
 
 /// Takes one whole message out: its kind, its length, its content.

@@ -142,6 +142,10 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same, for one transaction.
 const LOCK_TIMEOUT_SQL: &str = "set local lock_timeout = '1s'";
 
+/// The transaction that holds a step's lock does nothing while the step works, which may take long. A host that is frozen
+/// meanwhile keeps the others from the step no longer than this.
+const BEGIN_STEP: &str = "begin; set local idle_in_transaction_session_timeout = '5min'";
+
 /// Runs one step. What another host is doing just now is left to it.
 ///
 /// An error says that nothing of the step could be done. Dropping the future leaves what a later run finishes.
@@ -161,7 +165,7 @@ pub async fn maintain(database: &Database, step: Step) -> Result<Report> {
 
 /// Begins a transaction of a step; `None` while another host is at it.
 async fn begin(database: &Database, step: Step) -> Result<Option<Transaction<'static, Postgres>>> {
-    let mut tx = database.begin().await.context("begin")?;
+    let mut tx = database.begin_with(BEGIN_STEP).await.context("begin")?;
     sqlx::query(LOCK_TIMEOUT_SQL).execute(&mut *tx).await.context("bound the waits for locks")?;
     let lock = database.query(include_str!("lock_step.sql")).bind(step.lock());
     let is_ours: bool = lock.fetch_one(&mut *tx).await.context("take the step's lock")?.try_get(0)?;
