@@ -213,6 +213,87 @@ async fn claim_three(project: &Project) -> (engine::HostId, Vec<Token>) {
     (host, turn.claimed.iter().map(|claimed| claimed.token).collect())
 }
 
+/// The only message of the next turn.
+async fn claim_one(project: &Project, host: engine::HostId) -> engine::Claimed {
+    let wanted = Wanted { messages: 4, bytes: 1 << 20, retries: 4 };
+    let group = project.group("email").await;
+    let mut turn = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.expect("claim");
+    assert_eq!(turn.claimed.len(), 1, "{turn:?}");
+    turn.claimed.remove(0)
+}
+
+fn failure() -> millstream::handler::Failure {
+    millstream::handler::Failure { class: millstream::handler::FailureClass::Failed, error: "no".into() }
+}
+
+fn again() -> Verdict {
+    Verdict::Again { delay: Duration::ZERO, failures: 1, failure: Some(failure()) }
+}
+
+fn with_receipt(one: &engine::Claimed) -> Settlement {
+    let produced = vec![NewMessage { stream: "receipts".into(), ..text("r") }];
+    Settlement { produced, ..Settlement::plain(one.token, one.message.id, Verdict::Done) }
+}
+
+/// Which of a batch were fenced.
+async fn settle(project: &Project, host: engine::HostId, batch: &[Settlement]) -> Vec<usize> {
+    let group = project.group("email").await;
+    let settled = engine::settle(&project.database, host, &group, batch).await.expect("settle");
+    let Settled::Committed { fenced, .. } = settled else { panic!("{settled:?}") };
+    let mut fenced: Vec<_> = fenced.into_iter().collect();
+    fenced.sort_unstable();
+    fenced
+}
+
+/// T7. Of two deliveries of one message in one batch, only that has effects which still holds it.
+#[tokio::test]
+async fn t7_a_delivery_is_fenced_by_its_own_claim_and_not_by_its_message() {
+    let project = Project::declare(SHORT_LEASE).await;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+    project.produce("orders", &numbered(1)).await;
+    let first = claim_one(&project, host).await;
+    settle(&project, host, &[Settlement::plain(first.token, first.message.id, again())]).await;
+    let stale = claim_one(&project, host).await;
+    settle(&project, host, &[Settlement::plain(stale.token, stale.message.id, again())]).await;
+    let current = claim_one(&project, host).await;
+    assert_eq!(settle(&project, host, &[with_receipt(&stale), with_receipt(&current)]).await, [0]);
+    assert_eq!(receipts(&project).await, (1, 1));
+    assert_eq!(project.left_over().await, 0);
+}
+
+/// D4, D6. A message that was sent back and is redriven as well runs twice. When one of the two is done and the other dies,
+/// there is a dead letter, whatever became of the one that it was redriven from.
+#[tokio::test]
+async fn d6_a_redriven_message_that_was_sent_back_too_is_done_or_dead() {
+    for replay_is_done in [true, false] {
+        let project = Project::declare(SHORT_LEASE).await;
+        let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+        project.produce("orders", &numbered(1)).await;
+        let dead = |one: &engine::Claimed| {
+            Settlement::plain(one.token, one.message.id, Verdict::Dead { attempts: 3, failure: failure() })
+        };
+        let first = claim_one(&project, host).await;
+        settle(&project, host, &[dead(&first)]).await;
+        let group = project.group("email").await;
+        let to = millstream::config::Start::Earliest;
+        engine::seek(&project.database, group.id, group.stream_id, "email", &to).await.expect("seek");
+        let replay = claim_one(&project, host).await;
+        let letters = "select coalesce(max(id), 0) from {schema}.dead_letter where redriven_at is null";
+        let letter = project.number(letters).await;
+        engine::redrive(&project.database, &[letter], false, |_| ()).await.expect("redrive");
+        let redriven = claim_one(&project, host).await;
+        let (one, other) = if replay_is_done { (&replay, &redriven) } else { (&redriven, &replay) };
+        let batch = [with_receipt(one), Settlement::plain(other.token, other.message.id, again())];
+        assert_eq!(settle(&project, host, &batch).await, [0; 0]);
+        let last = claim_one(&project, host).await;
+        assert_eq!(last.message.redriven, replay_is_done, "it comes from where it came from before");
+        project.run("delete from {schema}.dead_letter").await; // by hand
+        settle(&project, host, &[dead(&last)]).await;
+        assert_eq!((project.number(letters).await > 0, receipts(&project).await), (true, (1, 1)));
+        assert_eq!(project.left_over().await, 0);
+    }
+}
+
 /// Every kind of settle, done twice as after a lost reply: the second changes nothing, effects included, also while the
 /// claim still has other messages.
 #[tokio::test]
@@ -220,8 +301,6 @@ async fn a_settle_done_twice_changes_nothing() {
     let project = Project::declare(SHORT_LEASE).await;
     let (host, tokens) = claim_three(&project).await;
     let group = project.group("email").await;
-    let failure =
-        || millstream::handler::Failure { class: millstream::handler::FailureClass::Failed, error: "no".into() };
     let verdicts = [
         Verdict::Done,
         Verdict::Again { delay: LIMIT, failures: 1, failure: Some(failure()) },

@@ -218,8 +218,27 @@ impl Settled {
 struct TakenOut {
     /// Positions of settlements that were no longer ours.
     lost: HashSet<usize>,
-    /// Message to the dead letter it was redriven from, and whether it is a replay.
-    redriven: HashMap<i64, (Option<i64>, bool)>,
+    exceptions: Exceptions,
+}
+
+/// What the exceptions said that were taken out, by claim and message: a batch may hold two deliveries of one message.
+#[derive(Default)]
+struct Exceptions(HashMap<(ClaimId, i64), Exception>);
+
+#[derive(Clone, Copy, Default)]
+struct Exception {
+    /// The dead letter it was redriven from.
+    dead_letter: Option<i64>,
+    is_replay: bool,
+}
+
+impl Exceptions {
+    fn of(&self, one: &Settlement) -> Option<Exception> {
+        match one.token.source {
+            Source::Log => None,
+            Source::Exception => self.0.get(&(one.token.claim, one.message_id)).copied(),
+        }
+    }
 }
 
 struct Work<'a> {
@@ -254,10 +273,10 @@ impl Work<'_> {
         }
         let superseded = self.superseded(&fenced.lost).await?;
         let ended: HashSet<usize> = fenced.lost.union(&superseded).copied().collect();
-        self.schedule_again(&ended, &fenced.redriven).await?;
-        self.bury(&ended, &fenced.redriven).await?;
+        self.schedule_again(&ended, &fenced.exceptions).await?;
+        self.bury(&ended, &fenced.exceptions).await?;
         self.stop_keys(&ended).await?;
-        self.forget_redriven(&superseded, &fenced.redriven).await?;
+        self.forget_redriven(&superseded, &fenced.exceptions).await?;
         let woken = if waits {
             early
         } else {
@@ -280,20 +299,21 @@ impl Work<'_> {
             }
         }
         let running = self.pairs(Source::Exception);
-        let mut redriven = HashMap::new();
+        let mut exceptions = Exceptions::default();
         if !running.0.is_empty() {
             let query = self.database.query(include_str!("settle_running.sql"));
             let query = query.bind(self.group.id.0).bind(self.host.0).bind(running.0).bind(running.1);
             for row in query.fetch_all(&mut *self.tx).await? {
-                redriven.insert(row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?));
+                let exception = Exception { dead_letter: row.try_get(2)?, is_replay: row.try_get(3)? };
+                exceptions.0.insert((ClaimId(row.try_get(0)?), row.try_get(1)?), exception);
             }
         }
         let is_lost = |one: &Settlement| match one.token.source {
             Source::Log => !ours.contains(&one.token.claim),
-            Source::Exception => !redriven.contains_key(&one.message_id),
+            Source::Exception => exceptions.of(one).is_none(),
         };
         let lost = self.batch.iter().enumerate().filter(|(_, one)| is_lost(one)).map(|(index, _)| index).collect();
-        Ok(TakenOut { lost, redriven })
+        Ok(TakenOut { lost, exceptions })
     }
 
     /// Claims and messages of one source, as the two arrays of a statement.
@@ -347,15 +367,11 @@ impl Work<'_> {
         stop_keys(self.database, self.tx, self.group.id.0, self.host, &stops).await
     }
 
-    async fn schedule_again(
-        &mut self,
-        lost: &HashSet<usize>,
-        redriven: &HashMap<i64, (Option<i64>, bool)>,
-    ) -> Result<(), sqlx::Error> {
+    async fn schedule_again(&mut self, lost: &HashSet<usize>, exceptions: &Exceptions) -> Result<(), sqlx::Error> {
         let mut rows = AgainRows::default();
         for one in kept(self.batch, lost) {
             if let Verdict::Again { delay, failures, failure } = &one.verdict {
-                let (dead_letter, replay) = redriven.get(&one.message_id).copied().unwrap_or_default();
+                let Exception { dead_letter, is_replay } = exceptions.of(one).unwrap_or_default();
                 rows.messages.push(one.message_id);
                 rows.delays.push(milliseconds(*delay));
                 rows.failures.push(i32::try_from(*failures).unwrap_or(i32::MAX));
@@ -363,7 +379,7 @@ impl Work<'_> {
                 rows.errors.push(failure.as_ref().map(|failure| failure.error.as_str()));
                 rows.digests.push(failure.as_ref().and(one.digest.as_deref()));
                 rows.dead_letters.push(dead_letter);
-                rows.replays.push(replay);
+                rows.replays.push(is_replay);
                 rows.modes.push(one.mode().as_str());
                 rows.lanes.push(one.keyed.as_ref().map_or(0, |keyed| keyed.lane.number));
                 rows.skipped.push(i64::from(one.skipped));
@@ -382,11 +398,7 @@ impl Work<'_> {
         query.execute(&mut *self.tx).await.map(drop)
     }
 
-    async fn bury(
-        &mut self,
-        lost: &HashSet<usize>,
-        redriven: &HashMap<i64, (Option<i64>, bool)>,
-    ) -> Result<(), sqlx::Error> {
+    async fn bury(&mut self, lost: &HashSet<usize>, exceptions: &Exceptions) -> Result<(), sqlx::Error> {
         let mut dead = Vec::new();
         for one in kept(self.batch, lost) {
             if let Verdict::Dead { attempts, failure } = &one.verdict {
@@ -396,7 +408,7 @@ impl Work<'_> {
                     class: failure.class.as_str(),
                     error: &failure.error,
                     digest: one.digest.as_deref(),
-                    dead_letter: redriven.get(&one.message_id).and_then(|(dead_letter, _)| *dead_letter),
+                    dead_letter: exceptions.of(one).and_then(|exception| exception.dead_letter),
                     mode: one.mode().as_str(),
                     lane: one.keyed.as_ref().map_or(0, |keyed| keyed.lane.number),
                 });
@@ -408,14 +420,14 @@ impl Work<'_> {
     async fn forget_redriven(
         &mut self,
         superseded: &HashSet<usize>,
-        redriven: &HashMap<i64, (Option<i64>, bool)>,
+        exceptions: &Exceptions,
     ) -> Result<(), sqlx::Error> {
         let done: Vec<i64> = self
             .batch
             .iter()
             .enumerate()
             .filter(|(index, one)| one.verdict == Verdict::Done || superseded.contains(index))
-            .filter_map(|(_, one)| redriven.get(&one.message_id).and_then(|(dead_letter, _)| *dead_letter))
+            .filter_map(|(_, one)| exceptions.of(one)?.dead_letter)
             .collect();
         if done.is_empty() {
             return Ok(());

@@ -1,6 +1,6 @@
 -- Messages the group gives up on, each with its own copy. $1 group, then arrays: message, attempts, class, error, digest,
 -- dead letter it was redriven from, and of keyed ones concurrency and lane. A redriven one that dies again goes back to its row, and so does one that is
--- delivered again for another reason: a group has one dead letter of a message.
+-- delivered again for another reason, or whose row was removed meanwhile: a group has one dead letter of a message.
 -- One whose row somebody removed from the log by hand ends too, without a payload, and says so.
 -- Called by engine::settle and engine::recover after the messages were taken out.
 with dead as (
@@ -21,7 +21,7 @@ select $1, {stream_id}, a.message_id, a.attempts, a.class,
     l.message_key, a.lane, a.concurrency::{schema}.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
     coalesce(l.created_at, clock_timestamp()), l.deliver_after
 from dead a left join {schema}.log_rows_{stream_id}($2::bigint[]) l on l.id = a.message_id
-where a.dead_letter_id is null
+where not exists (select from {schema}.dead_letter d where d.id = a.dead_letter_id and d.group_id = $1)
 order by a.message_id
 on conflict on constraint dead_letter_once do update
 set attempts = excluded.attempts, class = excluded.class, error = excluded.error, digest = excluded.digest, deaths = d.deaths + 1,
