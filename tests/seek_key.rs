@@ -11,13 +11,13 @@ use std::{
 
 use millstream::{
     config::Start,
-    engine::{KeySeeked, preview_seek_key, seek_key},
+    engine::{self, KeySeeked, Settlement, Token, Verdict, Wanted, preview_seek_key, seek_key},
     handler::{Concurrency, NewMessage},
 };
 use serde_json::json;
 
 use crate::support::{
-    engine::{Project, done},
+    engine::{Project, done, request},
     keyed::{LIMIT, all_done, failed, keyed, rejected, steps, streams, version},
     verbs::Verbs,
     wait_for,
@@ -147,6 +147,72 @@ async fn w5_a_seek_of_a_key_waits_for_what_runs_of_it() {
     assert_eq!(trace.ended().len(), of_a.len() + 5, "the other key came once");
 }
 
+/// The same without a mode, where a hold stops nothing: what runs is waited for, so that no message has two claims to be
+/// delivered, each with its effects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn w5_a_seek_of_a_key_without_a_mode_waits_for_what_runs_of_it() {
+    let project = Project::declare(&streams("")).await;
+    let (trace, stuck, handler) = steps(|_, _| done());
+    stuck.store(true, Relaxed);
+    produce(&project, &["a", "b"], Concurrency::Parallel, 5).await;
+    let host = project.host_with(&[("email", handler)]).await;
+    wait_for("all run", LIMIT, async || trace.started() == 10).await;
+    let short = Duration::from_millis(200);
+    let refused = seek_key(&project.database, "email", "a", &Start::Earliest, short).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("test still runs messages of it; nothing was changed"), "{refused:#}");
+    assert_eq!(project.number("select count(*) from {schema}.exception").await, 0);
+    let database = project.database.another_host().await;
+    let waiting = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, LIMIT).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!waiting.is_finished());
+    stuck.store(false, Relaxed);
+    let seeked = waiting.await.unwrap().expect("seek a key");
+    assert_eq!((seeked.replayed, seeked.reset), (5, 0), "{seeked:?}");
+    all_done(&project).await;
+    host.drain().await;
+    let mut ended = trace.ended();
+    ended.sort();
+    let mut expected = [named("a", 0..5), named("a", 0..5), named("b", 0..5)].concat();
+    expected.sort();
+    assert_eq!(ended, expected);
+}
+
+/// What is claimed while a seek waits is delivered after the seek began: it comes from its claim, however that ends, and from
+/// nowhere else.
+#[tokio::test]
+async fn w5_what_is_claimed_while_a_seek_of_its_key_waits_comes_once() {
+    let project = Project::declare(&streams("")).await;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+    let group = project.group("email").await;
+    produce(&project, &["a"], Concurrency::Parallel, 2).await;
+    let claim_one = async || {
+        let wanted = Wanted { messages: 1, bytes: 1 << 20, retries: 1 };
+        let turn = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.expect("claim");
+        let [claimed] = &turn.claimed[..] else { panic!("{turn:?}") };
+        (claimed.token, claimed.message.id)
+    };
+    let settle = async |(token, id): (Token, i64), verdict: Verdict| {
+        let one = Settlement::plain(token, id, verdict);
+        engine::settle(&project.database, host, &group, &[one]).await.expect("settle")
+    };
+    let first = claim_one().await;
+    let database = project.database.another_host().await;
+    let waiting = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, LIMIT).await });
+    tokio::time::sleep(Duration::from_secs(1)).await; // it has seen the first claim by then
+    let second = claim_one().await;
+    settle(first, Verdict::Done).await;
+    let seeked = waiting.await.unwrap().expect("seek a key");
+    assert_eq!((seeked.replayed, seeked.reset), (1, 0), "the first one: {seeked:?}");
+    let again = claim_one().await;
+    assert_eq!(again.1, first.1);
+    settle(again, Verdict::Done).await;
+    settle(second, Verdict::Again { delay: Duration::ZERO, failures: 0, failure: None }).await;
+    let last = claim_one().await;
+    assert_eq!(last.1, second.1);
+    settle(last, Verdict::Done).await;
+    assert_eq!(project.left_over().await, 0);
+}
+
 /// Goal: under load, with two hosts and failures, a key that is sent back again and again loses nothing, never overlaps and
 /// never leaves its order, and its neighbours come once each. Method: in the order in which its messages end, each follows
 /// the one before, or is the one that the key was sent to.
@@ -207,10 +273,10 @@ async fn w5_what_would_not_come_does_not_come_again() {
         all_done(&project).await;
     }
     assert_eq!(trace.ended(), ["v0", "v1", "v2"]);
-    millstream::engine::pause_key(&project.database, project.group("email").await.id, "k").await.unwrap();
+    engine::pause_key(&project.database, project.group("email").await.id, "k").await.unwrap();
     let seeked = seek(&project, "k", 1).await;
     assert_eq!((seeked.replayed, project.number(PAUSED).await), (1, 1), "{seeked:?}");
-    millstream::engine::resume_key(&project.database, project.group("email").await.id, "k").await.unwrap();
+    engine::resume_key(&project.database, project.group("email").await.id, "k").await.unwrap();
     all_done(&project).await;
     host.drain().await;
     assert_eq!(trace.ended(), ["v0", "v1", "v2", "v2"]);

@@ -351,8 +351,8 @@ impl Facts {
     }
 
     /// The same, where one delivery follows from the one before. What was redriven is a line of its own: after a seek its
-    /// message comes as well, whatever becomes of the other. And a seek of a key does not wait for what runs of it without
-    /// a mode: that may end in the new age, and come again.
+    /// message comes as well, whatever becomes of the other. And what is claimed of a key without a mode while a seek of it
+    /// waits belongs to the age before: it may end in the new one, and come again there.
     pub fn by_line(&self) -> BTreeMap<(Age, i64, bool), Vec<&Told>> {
         let mut all: BTreeMap<_, Vec<&Told>> = BTreeMap::new();
         for ((age, id), deliveries) in self.by_message() {

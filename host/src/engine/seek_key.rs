@@ -1,15 +1,18 @@
 //! Sends one key of a group to another point of its history, and leaves all other keys as they are.
 //!
 //! What comes again waits behind its key, as if deferred by a turn. So that no delivery overlaps it, the key is held
-//! first, until nothing of it runs any more; what runs settles as ever, and then comes again where the point says so.
+//! first, until nothing of it runs any more; what runs settles as ever, and then comes again where the point says so. A
+//! message without a mode is not stopped by that: those that run when the seek begins are waited for, and one that is
+//! begun meanwhile counts as delivered after the seek. So each comes from one place, and has its effects once for it.
 //!
 //! ```text
-//! find the point -> hold the key -> wait until it is idle -> read the log -> under the group's lock: skip, reset, insert, let go
+//! hold the key -> wait until it is idle -> find the point, read the log -> wait for what a claim holds of it
+//!     -> under the group's lock: skip, reset, insert, let go
 //! ```
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
 
@@ -70,9 +73,12 @@ pub async fn seek_key(
     check(database, &group, to).await?;
     let query = database.query(include_str!("seek_key_hold.sql")).bind(group.id.0).bind(key);
     let held: Vec<i16> = fetch_one(database, query).await.context("hold the key")?.try_get(0)?;
+    let until = Instant::now() + patience;
     let done = async {
-        wait_until_idle(database, &group, key, patience).await?;
-        let (tx, seeked) = send(database, &group, key, to, Some(&held)).await?;
+        wait_until_idle(database, &group, key, (patience, until)).await?;
+        let found = Found::ahead(database, (&group, key), to).await?;
+        wait_for_claims(database, &group, key, &found.ids, (patience, until)).await?;
+        let (tx, seeked) = send(database, (&group, key), to, found, Some(&held)).await?;
         tx.commit().await.context("commit the seek of a key")?;
         Ok(seeked)
     }
@@ -89,7 +95,8 @@ pub async fn seek_key(
 pub async fn preview_seek_key(database: &Database, group: &str, key: &str, to: &Start) -> Result<KeySeeked> {
     let group = handle(database, group).await?;
     check(database, &group, to).await?;
-    let (tx, seeked) = send(database, &group, key, to, None).await?;
+    let found = Found::ahead(database, (&group, key), to).await?;
+    let (tx, seeked) = send(database, (&group, key), to, found, None).await?;
     tx.rollback().await.context("undo the trial seek of a key")?;
     Ok(KeySeeked { dry_run: true, ..seeked })
 }
@@ -115,21 +122,54 @@ async fn fetch_one(database: &Database, query: Query<'_>) -> Result<sqlx::postgr
     Ok(row)
 }
 
-async fn wait_until_idle(database: &Database, group: &GroupHandle, key: &str, patience: Duration) -> Result<()> {
-    let started = Instant::now();
+/// How long to wait, and until when that is.
+type Patience = (Duration, Instant);
+
+async fn wait_until_idle(database: &Database, group: &GroupHandle, key: &str, patience: Patience) -> Result<()> {
     loop {
         let mut tx = database.begin().await.context("look whether the key is idle")?;
         let Some(hosts) = busy(database, &mut tx, group, key).await? else { return Ok(()) };
         drop(tx);
-        if started.elapsed() >= patience {
-            bail!(
-                "key {key:?} is not idle after {} s: {hosts} still runs messages of it; nothing was changed. Hold it with \
-                 `key pause`, wait until `keys` shows no host for it, and seek then",
-                patience.as_secs()
-            );
-        }
-        tokio::time::sleep(LOOK).await;
+        let mend = "Hold it with `key pause`, wait until `keys` shows no host for it, and seek then";
+        look_again(key, &hosts, patience, mend).await?;
     }
+}
+
+/// Waits until none of these messages is in a claim any more that was when it began to wait.
+async fn wait_for_claims(
+    database: &Database,
+    group: &GroupHandle,
+    key: &str,
+    ids: &[i64],
+    patience: Patience,
+) -> Result<()> {
+    let mut running = ids.to_vec();
+    loop {
+        let query = database.query(include_str!("seek_key_running.sql")).bind(group.id.0).bind(&running);
+        let row = fetch_one(database, query).await.context("look what is claimed of the key")?;
+        running = row.try_get("ids")?;
+        if running.is_empty() {
+            return Ok(());
+        }
+        look_again(
+            key,
+            row.try_get("hosts")?,
+            patience,
+            "`pause` the group, wait until it has nothing in flight, and seek then",
+        )
+        .await?;
+    }
+}
+
+/// Waits for the next look, or fails when it was the last.
+async fn look_again(key: &str, hosts: &str, (patience, until): Patience, mend: &str) -> Result<()> {
+    ensure!(
+        Instant::now() < until,
+        "key {key:?} is not idle after {} s: {hosts} still runs messages of it; nothing was changed. {mend}",
+        patience.as_secs()
+    );
+    tokio::time::sleep(LOOK).await;
+    Ok(())
 }
 
 /// Which hosts run messages of a key.
@@ -144,22 +184,15 @@ async fn busy(
     Ok((row.try_get::<i64, _>("count")? > 0).then(|| row.try_get("hosts")).transpose()?)
 }
 
-/// Everything but the commit. The log is read before the lock, as far as the group had come; what it claimed meanwhile
+/// Everything but the commit. `found` was read before the lock, as far as the group had come; what it claimed meanwhile
 /// is little, and read under it. `held` are the lanes that an operator holds; without them it is a trial.
 async fn send(
     database: &Database,
-    group: &GroupHandle,
-    key: &str,
+    (group, key): (&GroupHandle, &str),
     to: &Start,
+    mut found: Found,
     held: Option<&[i16]>,
 ) -> Result<(sqlx::Transaction<'static, sqlx::Postgres>, KeySeeked)> {
-    let mut found = Found::default();
-    {
-        let mut tx = database.begin().await.context("begin to read the log")?;
-        let (after, upto) = point(database, &mut tx, group, to).await?;
-        (found.after, found.last) = (after, after);
-        found.read(database, &mut tx, (group, key), upto).await?;
-    }
     let mut tx = database.begin().await.context("begin to seek a key")?;
     if let Err(error) = lock_group(database, &mut tx, group.id).await {
         return Err(held_by(database, group.id, error).await.context("lock the group for the seek of a key"));
@@ -190,7 +223,7 @@ async fn point(
 }
 
 /// The key's messages after the point, as far as the log has been read.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Found {
     after: i64,
     ids: Vec<i64>,
@@ -199,6 +232,15 @@ struct Found {
 }
 
 impl Found {
+    /// Finds the point, and reads as far as the group has come, without its lock.
+    async fn ahead(database: &Database, (group, key): (&GroupHandle, &str), to: &Start) -> Result<Self> {
+        let mut tx = database.begin().await.context("begin to read the log")?;
+        let (after, upto) = point(database, &mut tx, group, to).await?;
+        let mut found = Self { after, last: after, ..Self::default() };
+        found.read(database, &mut tx, (group, key), upto).await?;
+        Ok(found)
+    }
+
     async fn read(
         &mut self,
         database: &Database,
