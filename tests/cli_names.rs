@@ -1,6 +1,15 @@
 //! Names with anything in them: of streams, groups and the schema; quoted or refused, never broken SQL.
 
-use crate::support::{Program, empty_database, engine::number, verbs::Verbs};
+use millstream::database::{Connect, Database};
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::{
+    PATIENCE, Program, empty_database,
+    engine::number,
+    hosts::{all_reported, dead_letters, produce, settled, up},
+    verbs::Verbs,
+};
 
 const NAMES: [&str; 5] = [r#"a"b'; drop table x; --"#, "sürü 🐑 %s {schema} $1", "Upper lower", "\\", "''"];
 
@@ -62,6 +71,52 @@ async fn a_schema_may_have_any_name_that_postgres_keeps() {
         assert_eq!(run(&["dead", "redrive", "--all"]), "redriven 0 dead letters\n");
     }
     assert_eq!(number(&database, "select count(*) from pg_namespace where nspname like 'We\"ird%'").await, 1);
+}
+
+/// A host does its whole work under such names: deliveries, effects, retries, keys, dead letters, and all again after a
+/// restart.
+#[tokio::test]
+async fn a_host_runs_on_any_names() {
+    const SCHEMA: &str = r#"We"ird; Ünï'%"#;
+    let database = empty_database().await;
+    let url = database.url().await;
+    let long = "n".repeat(200);
+    let names: Vec<&str> = NAMES.into_iter().chain([long.as_str()]).collect();
+    let mut streams_toml =
+        format!("[database]\nschema = {}\n[host]\nlisten = \"127.0.0.1:0\"\n[streams.receipts]\n", quoted(SCHEMA));
+    for name in names.iter().map(|name| quoted(name)) {
+        streams_toml += &format!(
+            "[streams.{name}]\nkey = {{ concurrency = \"ordered\" }}\n[groups.{name}]\nstream = {name}\nhandler = \"flaky.wasm\"\n\
+             allow = {{ produce = [\"receipts\"] }}\nretry = {{ max_attempts = 3, base = \"1ms\" }}\n"
+        );
+    }
+    let mut program = Program::with_examples(&streams_toml);
+    let mut expected = 0;
+    for round in 1..=2 {
+        up(&mut program, &url).await;
+        let database = Database::connect(&Connect::parse(&url).unwrap(), 4, SCHEMA).await.unwrap();
+        for name in &names {
+            produce(&database, name, json!({"do": "report"}), 20).await;
+            produce(&database, name, json!({"do": "panic", "times": 1, "reason": "once"}), 1).await;
+            produce(&database, name, json!({"do": "reject", "reason": "no"}), 1).await;
+            let keyed = r#"select count(*) from generate_series(1, 20) as n,
+                {schema}.produce($1, '{"do": "report", "to": "receipts"}', key => $1 || n % 3)"#;
+            let keyed = sqlx::query_scalar::<_, i64>(database.schema.sql(keyed)).bind(*name);
+            assert_eq!(keyed.fetch_one(&database.pool).await.unwrap(), 20);
+            expected += 40;
+        }
+        all_reported(&database, expected).await;
+        settled(&database).await;
+        let rejected = dead_letters(&database).await;
+        assert!(rejected.len() == round * names.len() && rejected.iter().all(|(_, class, _)| class == "rejected"));
+        database.close().await;
+        program.signal(Signal::TERM);
+        assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+        assert_eq!(program.lines(&["ERROR"]), 0, "{}", program.stderr());
+    }
+    let redrive = ["dead", "redrive", "--group", names[0], "--all", "--database-url", &url];
+    let (status, told, said) = program.run(&redrive);
+    assert!(status.success() && told == "redriven 2 dead letters\n", "{told}{said}");
 }
 
 #[tokio::test]

@@ -50,6 +50,8 @@ mod up_database;
 
 mod up_faults;
 
+mod up_memory;
+
 mod up_reload;
 
 mod up_settings;

@@ -11,8 +11,14 @@ use millstream::{
     handler::{Finished, Message, NewMessage, Outcome},
 };
 
+use rustix::process::Signal;
+use serde_json::json;
+
 use crate::support::{
+    PATIENCE, Program, database,
     engine::{Project, done},
+    hosts::{dead_letters, number, settled, tell, up},
+    verbs::Verbs,
     wait_for,
 };
 
@@ -90,6 +96,56 @@ async fn odd_payloads_and_texts_are_delivered_byte_for_byte() {
     host.drain().await;
 }
 
+const MIRROR: &str = r#"
+    [host]
+    listen = "127.0.0.1:0"
+    [streams.orders]
+    max_payload = "64KiB"
+    [streams.copies]
+    max_payload = "64KiB"
+    [streams.playground]
+    [groups.mirror]
+    stream = "orders"
+    handler = "mirror.wasm"
+    config = { to = "copies" }
+    allow = { produce = ["copies"] }
+    [groups.worker]
+    stream = "playground"
+    handler = "flaky.wasm"
+    retry = { max_attempts = 2, base = "1ms" }
+"#;
+
+/// The same through the real program and a real `.wasm`, which copies each to another stream; and what a handler says that is
+/// no text is stored as text.
+#[tokio::test]
+async fn odd_payloads_go_through_a_sandbox_byte_for_byte() {
+    let database = database().await;
+    let mut program = Program::with_examples(MIRROR);
+    up(&mut program, &database.url().await).await;
+    let mut messages = odd_messages();
+    messages.push(NewMessage { compaction: Some(true), rank: Some(7), key: Some("k".into()), ..named("ranked", None) });
+    let entries: Vec<_> = messages.iter().map(|message| NewEntry { message, deliver_after: None }).collect();
+    let mut tx = database.pool.begin().await.unwrap();
+    engine::produce(&database, &mut tx, "orders", &entries).await.unwrap();
+    tx.commit().await.unwrap();
+    let copied = "select count(*) from {schema}.message_log_1"; // by name: copies, orders, playground
+    let count = i64::try_from(messages.len()).unwrap();
+    wait_for("all are copied", PATIENCE, async || number(&database, copied).await >= count).await;
+    settled(&database).await;
+    let same = "select count(*) from {schema}.message_log_2 a join {schema}.message_log_1 b using (routing_key)
+        where (a.payload, a.message_key, a.headers, a.content_type, a.compaction_rank)
+            is not distinct from (b.payload, b.message_key, b.headers, b.content_type, b.compaction_rank)";
+    assert_eq!((number(&database, copied).await, number(&database, same).await), (count, count), "byte for byte, once");
+    tell(&database, json!({"do": "bad-utf8"}), 1).await;
+    wait_for("the dead letter", PATIENCE, async || !dead_letters(&database).await.is_empty()).await;
+    settled(&database).await;
+    let (_, class, error) = dead_letters(&database).await.remove(0);
+    assert_eq!(class, "failed");
+    assert!(error.contains("a NUL \u{fffd} in a reason"), "{error}");
+    program.signal(Signal::TERM);
+    assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
+}
+
 /// What cannot be stored is refused as the message's fault, with its SQLSTATE, and nothing of its batch is stored.
 #[tokio::test]
 async fn what_cannot_be_stored_is_refused_as_the_messages_own_fault() {
@@ -112,6 +168,22 @@ async fn what_cannot_be_stored_is_refused_as_the_messages_own_fault() {
         assert_eq!(refusal.sqlstate, sqlstate, "{bad:?}: {}", refusal.message);
     }
     assert_eq!(project.number("select count(*) from {schema}.message_log_1").await, 0);
+}
+
+/// Half of a surrogate pair is no text: Postgres does not take it for JSON, and neither does the program.
+#[tokio::test]
+async fn lone_surrogates_in_headers_are_refused() {
+    let verbs = Verbs::declare(STREAMS).await;
+    for half in [r"\ud800", r"\udc00 x", r"\udc00\ud800"] {
+        let mut session = verbs.project.session().await;
+        let produce = format!(r#"select {{schema}}.produce('orders', 'x', headers => '{{"h": "{half}"}}')"#);
+        let error = session.try_run(&produce).await.expect_err("no text");
+        assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("22P02"), "{half}");
+        let lines = format!("{{\"payload\": 1}}\n{{\"payload\": 2, \"headers\": {{\"h\": \"{half}\"}}}}\n");
+        let answer = verbs.run_with_input(&["produce", "orders", "--ndjson"], lines.as_bytes());
+        assert!(answer.code == 1 && answer.stderr.contains("line 2"), "{half}: {answer:?}");
+    }
+    assert_eq!(verbs.project.number("select count(*) from {schema}.message_log_1").await, 0);
 }
 
 /// A handler that asks for the impossible fails alone: its neighbours in the batch are settled.

@@ -59,6 +59,16 @@ fn processes_of(program: &Program) -> Vec<String> {
     command_lines.filter(|line| line.contains(&folder)).collect()
 }
 
+/// The processes that a server has started: they do not name the folder.
+fn children_of(server: i32) -> Vec<i32> {
+    let statuses = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, std::fs::read_to_string(entry.path().join("status")).ok()?))
+    });
+    let is_child = |status: &str| status.lines().any(|line| line.split_whitespace().eq(["PPid:", &server.to_string()]));
+    statuses.filter(|(_, status)| is_child(status)).map(|(pid, _)| pid).collect()
+}
+
 #[tokio::test]
 async fn a_fresh_project_runs_twice_in_a_row_and_leaves_no_process() {
     let mut program = newcomer();
@@ -68,10 +78,15 @@ async fn a_fresh_project_runs_twice_in_a_row_and_leaves_no_process() {
         order(&database, 20).await;
         receipts(&database, 20 * round).await;
         assert_eq!(number(&database, "select count(*) from {schema}.dead_letter").await, 0);
+        let children = children_of(server);
+        assert!(children.len() >= 5, "a server has its checkpointer, writers and backends: {children:?}");
         database.close().await;
         program.signal(Signal::INT);
         assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
-        wait_for("no process is left", PATIENCE, async || !is_alive(server) && processes_of(&program).is_empty()).await;
+        wait_for("no process is left", PATIENCE, async || {
+            !is_alive(server) && !children.iter().any(|child| is_alive(*child)) && processes_of(&program).is_empty()
+        })
+        .await;
         assert_tells_no_secret(&program);
         assert_eq!(program.lines(&["ERROR"]) + program.lines(&["WARN"]), 0, "{}", program.stderr());
         let said = program.stderr();
@@ -87,10 +102,14 @@ async fn after_kill_9_the_server_goes_away_and_the_next_up_goes_on() {
     order(&database, 5).await;
     receipts(&database, 5).await;
     order(&database, 500).await;
+    let children = children_of(server);
     program.signal(Signal::KILL);
     program.ended(PATIENCE).await;
     database.close().await;
-    wait_for("the server goes away by itself", PATIENCE, async || !is_alive(server)).await;
+    wait_for("the server goes away by itself", PATIENCE, async || {
+        !is_alive(server) && !children.iter().any(|child| is_alive(*child))
+    })
+    .await;
     let database = start(&mut program, &[]).await;
     receipts(&database, 505).await;
     database.close().await;

@@ -36,6 +36,20 @@ async fn assert_once(database: &Database, count: usize) {
     assert_eq!(number(database, "select count(*) from {schema}.dead_letter").await, 0);
 }
 
+/// How long a host that nothing disturbs takes for so many messages that come all at once.
+async fn time_of(database: &Database, count: i32, total: &mut usize) -> Duration {
+    let started = Instant::now();
+    *total += tell(database, json!({"do": "sleep", "ms": 20, "then": "report"}), count).await.len();
+    all_reported(database, *total).await;
+    started.elapsed()
+}
+
+/// Judged by `make soak`: as fast as before, but for noise and for what a new connection has to learn.
+fn assert_rate_returned(before: Duration, after: Duration) {
+    println!("{before:?} before, {after:?} after");
+    assert!(after < rounds(PATIENCE, 2 * before + Duration::from_secs(1)), "{before:?} before, {after:?} after");
+}
+
 /// The database is restarted under load, in immediate mode too. The host lives, its rate returns, nothing is lost.
 #[tokio::test]
 async fn a_host_survives_restarts_of_its_database() {
@@ -49,6 +63,10 @@ async fn a_host_survives_restarts_of_its_database() {
     let mut program = Program::with_examples(&playground("", WORKER));
     up(&mut program, &url).await;
     let mut total = 0;
+    let database = open(&server).await;
+    time_of(&database, 500, &mut total).await; // warms everything up
+    let undisturbed = time_of(&database, 1000, &mut total).await;
+    database.close().await;
     for round in 0..rounds(2, 20) {
         let database = open(&server).await;
         total += tell(&database, json!({"do": "sleep", "ms": 20, "then": "report"}), 500).await.len();
@@ -65,6 +83,8 @@ async fn a_host_survives_restarts_of_its_database() {
         let database = open(&server).await;
         all_reported(&database, total).await;
         assert!(is_alive(program.pid()));
+        let after = time_of(&database, 1000, &mut total).await;
+        assert_rate_returned(undisturbed, after);
     }
     let database = open(&server).await;
     assert_once(&database, total).await;
@@ -102,26 +122,45 @@ async fn open(server: &Server) -> Database {
     Database::connect(&server.connect(), 4, "millstream").await.unwrap()
 }
 
-/// Every connection is cut five times a second, the one of the heartbeat included.
+/// Every connection is cut five times a second, the one of the heartbeat included, and the load does not end before the
+/// cuts do.
 #[tokio::test]
 async fn a_host_survives_the_loss_of_its_connections() {
     let database = database().await;
     database.expect_log("testing the connection on-release"); // the test's own
     let mut program = Program::with_examples(&playground("", WORKER));
     up(&mut program, &database.url().await).await;
-    tell(&database, json!({"do": "sleep", "ms": 20, "then": "report"}), rounds(1000, 8000)).await;
+    let mut total = 0;
+    time_of(&database, 500, &mut total).await;
+    let before = time_of(&database, 1000, &mut total).await;
     let mut own = database.pool.acquire().await.unwrap();
     let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
+    let reported = "select count(*) from {schema}.message_log_2";
+    let more = r#"select count(p.id) from generate_series(1, $1::integer) as n,
+        lateral {schema}.produce('playground', '{"do": "sleep", "ms": 20, "then": "report"}' || repeat(' ', n)) as p"#;
     let (until, mut count) = (Instant::now() + rounds(Duration::from_secs(3), Duration::from_secs(20)), 0);
-    while Instant::now() < until {
+    loop {
+        let reported: i64 = sqlx::query_scalar(database.schema.sql(reported)).fetch_one(&mut *own).await.unwrap();
+        let waiting = total - usize::try_from(reported).unwrap();
+        if Instant::now() > until {
+            assert!(waiting > 0, "the load has ended before the cuts");
+            break;
+        }
         count += sqlx::query_scalar::<_, i64>(cut).fetch_one(&mut *own).await.unwrap();
+        // 16 slots do 160 of 20 ms until the next cut.
+        let few = i32::try_from(400_usize.saturating_sub(waiting)).unwrap();
+        sqlx::query(database.schema.sql(more)).bind(few).execute(&mut *own).await.unwrap();
+        total += usize::try_from(few).unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert!(count > 5, "{count} connections were cut");
     drop(own);
     // The test's own pool was cut too.
     let fresh = database.another_host().await;
-    assert_once(&fresh, rounds(1000, 8000) as usize).await;
+    assert_once(&fresh, total).await;
+    let after = time_of(&fresh, 1000, &mut total).await;
+    assert_rate_returned(before, after);
+    assert_once(&fresh, total).await;
     assert_eq!(stats(&fresh, &program).await["leases_lost"], 0, "renewals were tried again in time");
     stop(program).await;
 }

@@ -101,6 +101,13 @@ pub async fn stats(database: &Database, program: &Program) -> Value {
     row.fetch_optional(&database.pool).await.expect("read the counters").unwrap_or_else(|| json!({}))
 }
 
+/// Resident memory of the program, in bytes.
+pub fn resident(program: &Program) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
 /// Every dead letter's message, class and error.
 pub async fn dead_letters(database: &Database) -> Vec<(i64, String, String)> {
     let sql = "select message_id, class, error from {schema}.dead_letter order by message_id";

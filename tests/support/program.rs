@@ -42,8 +42,9 @@ impl Program {
     pub fn with_examples(streams_toml: &str) -> Self {
         let program = Self::new(streams_toml);
         fs::create_dir(program.handlers()).expect("make the handlers folder");
-        for name in ["hello.wasm", "order-email.wasm", "flaky.wasm", "relay-email.wasm", "ledger.wasm"] {
-            fs::copy(handlers_folder().join(name), program.handlers().join(name)).expect("copy a handler");
+        for name in ["hello", "order-email", "flaky", "relay-email", "ledger", "mirror", "noop"] {
+            let name = format!("{name}.wasm");
+            fs::copy(handlers_folder().join(&name), program.handlers().join(&name)).expect("copy a handler");
         }
         program
     }

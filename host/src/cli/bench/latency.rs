@@ -1,5 +1,5 @@
-//! From before a produce to the handler's start, at 1,000 messages a second offered; the floor is a bare INSERT of one
-//! row and its commit, which is what the disk allows.
+//! From before a produce to the handler's start, at 1,000 messages a second offered, and how much of it comes after the
+//! commit was answered; the floor is a bare INSERT of one row and its commit, which is what the disk allows.
 
 use std::{
     sync::{Arc, Mutex},
@@ -34,11 +34,13 @@ pub async fn measure(stage: &Stage, bench: &Bench) -> Result<Vec<Figure>> {
     for (name, what, hint) in
         [("host", "produced through the host", true), ("sql", "produced by SQL from elsewhere", false)]
     {
-        let mut latencies = offer(stage, bench, name, hint).await?;
-        latencies.sort_unstable();
+        let Latencies { mut whole, mut after_commit } = offer(stage, bench, name, hint).await?;
+        whole.sort_unstable();
+        after_commit.sort_unstable();
         for (rank, label) in [(0.5, "p50"), (0.99, "p99"), (1.0, "max")] {
-            figures.push(figure(&format!("{what}: {label}"), percentile(&latencies, rank), Some(floor)));
+            figures.push(figure(&format!("{what}: {label}"), percentile(&whole, rank), Some(floor)));
         }
+        figures.push(figure(&format!("{what}, after its commit: p50"), percentile(&after_commit, 0.5), Some(floor)));
     }
     Ok(figures)
 }
@@ -79,51 +81,78 @@ fn percentile(sorted: &[Duration], rank: f64) -> Duration {
     sorted[index]
 }
 
+/// When each message, by its number, was sent, committed and delivered, since the start.
+struct Times(Mutex<Vec<[Duration; 3]>>);
+
+const SENT: usize = 0;
+const COMMITTED: usize = 1;
+const DELIVERED: usize = 2;
+
+impl Times {
+    fn note(&self, number: u64, what: usize, since: Instant) {
+        let mut times = self.0.lock().expect("noting a time does not panic");
+        if let Some(of) = usize::try_from(number).ok().and_then(|number| times.get_mut(number)) {
+            of[what] = since.elapsed();
+        }
+    }
+
+    fn latencies(&self) -> Latencies {
+        let times = self.0.lock().expect("noting a time does not panic");
+        let warm = times.iter().filter(|of| of[SENT] >= WARM_UP);
+        let (whole, after_commit) = warm
+            .map(|of| (of[DELIVERED].saturating_sub(of[SENT]), of[DELIVERED].saturating_sub(of[COMMITTED])))
+            .unzip();
+        Latencies { whole, after_commit }
+    }
+}
+
+struct Latencies {
+    whole: Vec<Duration>,
+    /// Zero where a delivery has begun before its producer had heard of the commit.
+    after_commit: Vec<Duration>,
+}
+
 /// Notes when a delivery starts, then runs the handler under measurement.
 struct Timed {
     inner: Arc<dyn Handler>,
     started: Instant,
-    latencies: Arc<Mutex<Vec<Duration>>>,
+    times: Arc<Times>,
 }
 
 impl Handler for Timed {
     fn handle<'a>(&'a self, message: Message, cut: &'a CancellationToken) -> Handling<'a> {
-        let now = self.started.elapsed();
-        let sent = message.payload.as_deref().and_then(|payload| payload.first_chunk::<8>());
-        if let Some(sent) = sent {
-            let sent = Duration::from_nanos(u64::from_le_bytes(*sent));
-            if sent >= WARM_UP {
-                self.latencies.lock().expect("pushing does not panic").push(now.saturating_sub(sent));
-            }
+        if let Some(number) = message.payload.as_deref().and_then(|payload| payload.first_chunk::<8>()) {
+            self.times.note(u64::from_le_bytes(*number), DELIVERED, self.started);
         }
         self.inner.handle(message, cut)
     }
 }
 
-async fn offer(stage: &Stage, bench: &Bench, name: &'static str, hint: bool) -> Result<Vec<Duration>> {
+async fn offer(stage: &Stage, bench: &Bench, name: &'static str, hint: bool) -> Result<Latencies> {
     let (config, group) = stage.group(name, Instance::Fresh).await?;
-    let latencies = Arc::new(Mutex::new(Vec::new()));
+    let seconds = bench.seconds + u32::try_from(WARM_UP.as_secs()).unwrap_or(1);
+    let count = seconds * OFFERED;
+    let times = Arc::new(Times(Mutex::new(vec![[Duration::ZERO; 3]; count as usize])));
     let started = Instant::now();
-    let timed = Timed { inner: stage.handler(&config, &group)?, started, latencies: Arc::clone(&latencies) };
+    let timed = Timed { inner: stage.handler(&config, &group)?, started, times: Arc::clone(&times) };
     let host = Arc::new(stage.host(&config, &group, Arc::new(timed)).await?);
     let elsewhere = stage.database.with_own_pool(8);
     let database = if hint { stage.database.clone() } else { elsewhere.clone() };
     let mut producing = JoinSet::new();
     let mut tick = tokio::time::interval(Duration::from_secs(1) / OFFERED);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
-    let seconds = bench.seconds + u32::try_from(WARM_UP.as_secs()).unwrap_or(1);
-    let count = seconds * OFFERED;
-    for _ in 0..count {
+    for number in 0..u64::from(count) {
         tick.tick().await;
         while producing.len() >= 64 {
             producing.join_next().await.context("wait for a producer")???;
         }
-        let (database, host) = (database.clone(), Arc::clone(&host));
+        let (database, host, times) = (database.clone(), Arc::clone(&host), Arc::clone(&times));
         producing.spawn(async move {
             let mut payload = vec![0; 100];
-            let sent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            payload[..8].copy_from_slice(&sent.to_le_bytes());
+            payload[..8].copy_from_slice(&number.to_le_bytes());
+            times.note(number, SENT, started);
             produce_one(&database, name, payload).await?;
+            times.note(number, COMMITTED, started);
             if hint {
                 host.consumer.produced(name);
             }
@@ -136,8 +165,7 @@ async fn offer(stage: &Stage, bench: &Bench, name: &'static str, hint: bool) -> 
     stage.drained(&group, Duration::from_secs(60)).await?;
     Arc::into_inner(host).context("the producers have ended")?.consumer.drain().await;
     elsewhere.close().await;
-    let latencies = std::mem::take(&mut *latencies.lock().expect("pushing does not panic"));
-    Ok(latencies)
+    Ok(times.latencies())
 }
 
 async fn produce_one(database: &crate::database::Database, stream: &str, payload: Vec<u8>) -> Result<()> {
