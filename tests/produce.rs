@@ -173,6 +173,50 @@ async fn of_two_concurrent_produces_with_one_key_exactly_one_is_stored() {
     assert_eq!(project.number("select count(*) from {schema}.message_log_1").await, 2);
 }
 
+/// I6, I8 for batches that are large enough for the short way, in opposite order: the second waits, leaves out what the first
+/// has stored, and draws no id for a message that it holds twice.
+#[tokio::test]
+async fn of_two_large_batches_the_second_stores_what_is_left() {
+    let project = Project::declare(STREAMS).await;
+    let batch = |from: i32, upto: i32, order: &str| {
+        format!(
+            "select count(*) filter (where duplicate) from (
+                select array_agg(n::text order by n {order}) as keys from generate_series({from}, {upto}) as n) as given,
+                {{schema}}.produce_batch('orders', keys::bytea[], p_idempotency_keys => keys)"
+        )
+    };
+    for (base, end, duplicates) in [(0, "commit", 10), (100, "rollback", 0)] {
+        let mut first = project.session().await;
+        first.run(&format!("begin; {}", batch(base + 1, base + 20, "asc"))).await;
+        let sql = batch(base + 11, base + 30, "desc");
+        let second = project.number(&sql);
+        tokio::pin!(second);
+        assert!(tokio::time::timeout(Duration::from_millis(200), &mut second).await.is_err(), "it must wait");
+        first.run(end).await;
+        let answer = tokio::time::timeout(LIMIT, second).await.expect("it goes on");
+        assert_eq!(answer, duplicates, "the first did {end}");
+    }
+    let remembered =
+        "select count(*) from {schema}.idempotency_key_1 k join {schema}.message_log_1 m on m.id = k.message_id
+        and k.key = ({schema}.idempotency_uuids(array[convert_from(m.payload, 'UTF8')]))[1]";
+    assert_eq!(project.number(remembered).await, 30 + 20, "each with the id of its own message");
+    assert_eq!(project.number("select count(*) from {schema}.message_log_1").await, 30 + 20);
+
+    let mut late = project.session().await;
+    late.run("begin isolation level repeatable read; select count(*) from {schema}.stream").await;
+    let sql = batch(201, 220, "asc");
+    project.run(&sql).await;
+    assert_eq!(refusal(late.try_run(&sql).await, &sql).0, "40001");
+    late.run("rollback").await;
+
+    let drawn = "select last_value from {schema}.message_log_1_id";
+    let before = project.number(drawn).await;
+    let twice = "select count(*) filter (where duplicate) from {schema}.produce_batch('orders', array_fill('x'::bytea, array[20]),
+        p_idempotency_keys => (select array_agg('twice ' || greatest(n, 2)) from generate_series(1, 20) as n))";
+    assert_eq!(project.number(twice).await, 1);
+    assert_eq!(project.number(drawn).await, before + 19);
+}
+
 /// Under REPEATABLE READ a concurrent duplicate cannot be answered: it is an error that says "again".
 #[tokio::test]
 async fn under_repeatable_read_a_concurrent_duplicate_is_a_serialization_failure() {

@@ -105,7 +105,7 @@ begin
     if p_idempotency_keys is null then
         select array_agg(o order by o) into v_ordinals from generate_series(1::bigint, v_count) as o;
     else
-        v_uuids := {schema}.idempotency_uuids(p_idempotency_keys);
+        v_uuids := array(select {schema}.idempotency_uuid(once) from unnest(p_idempotency_keys) as once);
         select ordinals, ids into v_ordinals, v_ids
         from {schema}.claim_idempotency_{stream_id}(p_payloads, p_keys, p_asked_ranks, p_idempotency_keys, v_uuids,
             clock_timestamp() - p_ttl_ms * interval '1 ms', not v_is_ordered);
@@ -166,6 +166,10 @@ begin
         select array_agg(id) into v_lost from version where id not in (select message_id from winner);
     end if;
 
+    if cardinality(v_ids) = v_count and v_lost is null then
+        return query select n.ordinal::integer, n.id, false, false from unnest(v_ids) with ordinality as n(id, ordinal);
+        return;
+    end if;
     return query
     select m.ordinal::integer,
         coalesce(n.id, (select k.message_id from {schema}.idempotency_key_{stream_id} k where k.key = v_uuids[m.ordinal])),  -- read for duplicates only
@@ -193,11 +197,36 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set plan
 as $$
 #variable_conflict use_column
 declare
+    v_count integer := cardinality(p_uuids);
     v_prints bytea[];
     v_ordinals bigint[];
     v_ids bigint[];
     v_conflict text;
 begin
+    -- The short way: where no key is known, and none is there twice, a plain INSERT does. ON CONFLICT would look each key up
+    -- again and write it in two steps. The price is a savepoint, and beyond 64 of them a transaction makes everybody's
+    -- snapshots slower, so it is for batches. It waits for an open transaction with one of the keys, and takes them in the
+    -- same order as the long way. If that transaction commits, all this is undone, its ids are burnt (holes like a
+    -- rollback's), and the long way finds what is new.
+    if v_count >= 16
+        and not exists (select from {schema}.idempotency_key_{stream_id} where key = any (p_uuids))
+        and (select count(distinct uuid) = count(uuid) from unnest(p_uuids) as uuid)
+    then
+        if p_draws then
+            v_ids := array(select nextval('{schema_text}.message_log_{stream_id}_id') from generate_series(1, v_count));
+        end if;
+        begin
+            insert into {schema}.idempotency_key_{stream_id} (key, message_id, fingerprint)
+            select uuid, coalesce(id, 0), {schema}.message_fingerprint(payload, key, rank)
+            from unnest(p_uuids, v_ids, p_payloads, p_keys, p_ranks) as m(uuid, id, payload, key, rank)
+            where uuid is not null order by uuid;
+            return query select array(select generate_series(1::bigint, v_count)), v_ids;
+            return;
+        exception when unique_violation then
+            null;
+        end;
+    end if;
+
     select array_agg(case when uuid is not null then {schema}.message_fingerprint(payload, key, rank) end order by ordinal)
     into v_prints
     from unnest(p_payloads, p_keys, p_ranks, p_uuids) with ordinality as m(payload, key, rank, uuid, ordinal);
