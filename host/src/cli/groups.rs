@@ -58,12 +58,11 @@ impl Groups {
 }
 
 fn cells(group: &GroupState) -> Vec<String> {
-    let age = group.oldest_age_ms.map(|ms| human::duration(Duration::from_millis(ms.unsigned_abs())));
     vec![
         group.group.clone(),
         group.stream.clone(),
         count_cell(group.lag, group.lag_exact),
-        age.unwrap_or_default(),
+        oldest(group),
         human::count(group.in_flight.unsigned_abs()),
         human::count(group.retrying.unsigned_abs()),
         human::count(group.delayed.unsigned_abs()),
@@ -75,8 +74,14 @@ fn cells(group: &GroupState) -> Vec<String> {
     ]
 }
 
+/// The age of the oldest message that has not ended; nothing where all have.
+pub(super) fn oldest(group: &GroupState) -> String {
+    let age = group.oldest_age_ms.map(|ms| human::duration(Duration::from_millis(ms.unsigned_abs())));
+    age.unwrap_or_default()
+}
+
 /// An estimate says so.
-fn count_cell(count: i64, exact: bool) -> String {
+pub(super) fn count_cell(count: i64, exact: bool) -> String {
     format!("{}{}", if exact { "" } else { "~" }, human::count(count.unsigned_abs()))
 }
 

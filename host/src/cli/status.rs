@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Global,
-    groups::short,
+    groups::{count_cell, oldest, short},
     human,
     output::{Column, first_line, table, visible},
     with_database::with_database,
@@ -174,7 +174,9 @@ fn groups(state: &State) -> String {
     let columns = [
         Column::left("group"),
         Column::right("lag"),
+        Column::right("oldest"),
         Column::right("retrying"),
+        Column::right("deferred"),
         Column::right("blocked keys"),
         Column::right("dead"),
         Column::left("handler"),
@@ -190,13 +192,14 @@ fn group_cells(group: &GroupState) -> Vec<String> {
         (Some(digest), false) => short(digest),
         (None, false) => "nothing",
     };
-    let about = |exact: bool| if exact { "" } else { "~" };
     vec![
         group.group.clone(),
-        format!("{}{}", about(group.lag_exact), human::count(group.lag.unsigned_abs())),
+        count_cell(group.lag, group.lag_exact),
+        oldest(group),
         human::count(group.retrying.unsigned_abs()),
+        human::count(group.deferred.unsigned_abs()),
         human::count(group.blocked_keys.unsigned_abs()),
-        format!("{}{}", about(group.dead_exact), human::count(group.dead.unsigned_abs())),
+        count_cell(group.dead, group.dead_exact),
         group.handler.clone(),
         serves.to_owned(),
     ]
