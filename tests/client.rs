@@ -222,6 +222,35 @@ async fn what_is_asked_for_at_once_is_a_handful_of_transactions() {
     }
 }
 
+/// Flights that follow one another keep their connection, but not from others who wait for one: here there is only one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_of_the_same_pool_is_served_while_others_produce_without_an_end() {
+    let project = Project::declare(STREAMS).await;
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
+    let pool = pool.connect(&project.database.url().await).await.unwrap();
+    let client = Client::from_pool(pool.clone(), "millstream").expect("a client");
+    let mut producing = JoinSet::new();
+    for _ in 0..16 {
+        let stream = client.stream::<u32>("orders");
+        producing.spawn(async move {
+            loop {
+                stream.produce(&1, plain()).await.expect("produce");
+            }
+        });
+    }
+    wait_for("they produce", LIMIT, async || stored(&project).await > 100).await;
+    for _ in 0..20 {
+        let before = stored(&project).await;
+        sqlx::query("select 1").execute(&pool).await.expect("a connection in time");
+        wait_for("they go on", LIMIT, async || stored(&project).await > before).await;
+    }
+    producing.shutdown().await;
+    client.close().await;
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'";
+    wait_for("no transaction is left open", LIMIT, async || project.number(open).await == 0).await;
+    pool.close().await;
+}
+
 /// Must-show 3, I8. A caller's transaction with an idempotency key, an ordered key and a compacted key stays open: coalesced
 /// produces of the same client that meet its locks wait, and everything else goes on past them; then they go on too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

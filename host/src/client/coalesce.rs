@@ -19,8 +19,8 @@ use tokio::{
 };
 
 use super::{
-    flight::{Item, Lock, fly},
-    transaction::Patience,
+    flight::{Item, Landed, Lock, fly},
+    transaction::{Line, Patience},
 };
 use crate::database::Database;
 
@@ -63,7 +63,9 @@ pub(super) struct Coalescer {
     /// Cleared when every client is gone or closed.
     is_open: bool,
     waiting: VecDeque<Item>,
-    flights: JoinSet<Vec<Item>>,
+    flights: JoinSet<Landed>,
+    /// Of the flight that has just landed.
+    line: Option<Line>,
     /// When the newest of them began, and with how many items.
     took_off: Instant,
     aboard: usize,
@@ -73,7 +75,7 @@ pub(super) struct Coalescer {
     /// How many items of a lock are in `blocked`, or in a flight of their own.
     held: HashMap<Lock, usize>,
     /// Flights of blocked items; at most one of a lock.
-    solos: JoinSet<Vec<Item>>,
+    solos: JoinSet<Landed>,
     /// The lock of each, and how many items it has.
     solo_locks: HashMap<Id, (Lock, usize)>,
     /// Each waits with a connection, and most connections must stay for others.
@@ -89,6 +91,7 @@ impl Coalescer {
             is_open: true,
             waiting: VecDeque::new(),
             flights: JoinSet::new(),
+            line: None,
             took_off: Instant::now(),
             aboard: 0,
             linger_skips: 0,
@@ -113,13 +116,14 @@ impl Coalescer {
                     received.drain(..).for_each(|item| self.receive(item));
                 }
                 Some(ended) = self.flights.join_next_with_id() => {
-                    self.landed(ended);
+                    self.line = self.landed(ended).kept(&self.database.pool);
                     self.linger().await;
                 }
-                Some(ended) = self.solos.join_next_with_id() => self.landed(ended),
+                Some(ended) = self.solos.join_next_with_id() => drop(self.landed(ended)),
                 () = tokio::time::sleep_until(self.took_off + HELD_UP), if is_waited_for => {}
             }
             self.start_flights();
+            self.line = None; // nobody goes on with it
             self.start_solos();
         }
     }
@@ -142,13 +146,14 @@ impl Coalescer {
         self.blocked.push_back(item);
     }
 
-    fn landed(&mut self, ended: Result<(Id, Vec<Item>), JoinError>) {
-        let (id, blocked) = match ended {
+    /// Answers the line that it leaves.
+    fn landed(&mut self, ended: Result<(Id, Landed), JoinError>) -> Line {
+        let (id, Landed { blocked, line }) = match ended {
             Ok(ended) => ended,
             // Its items are gone with it; their callers hear that the outcome is unknown.
             Err(error) => {
                 tracing::error!("a produce has panicked: {error}");
-                (error.id(), Vec::new())
+                (error.id(), Landed::default())
             }
         };
         if let Some((lock, count)) = self.solo_locks.remove(&id) {
@@ -158,6 +163,7 @@ impl Coalescer {
             }
         }
         blocked.into_iter().for_each(|item| self.block(item));
+        line
     }
 
     /// Takes in what the callers ask for next whom a flight has just answered, before the next one takes off.
@@ -192,8 +198,8 @@ impl Coalescer {
             self.took_off = Instant::now();
             let items = self.board();
             self.aboard = items.len();
-            let database = self.database.clone();
-            self.flights.spawn(async move { fly(&database, items, Patience::Shared).await });
+            let (database, line) = (self.database.clone(), self.line.take().unwrap_or_default());
+            self.flights.spawn(async move { fly(&database, line, items, Patience::Shared).await });
         }
     }
 
@@ -232,7 +238,7 @@ impl Coalescer {
             let Some(lock) = self.blocked[position].lock() else { return };
             let items = self.with_lock(&lock);
             let (database, count) = (self.database.clone(), items.len());
-            let task = self.solos.spawn(async move { fly(&database, items, Patience::Blocked).await });
+            let task = self.solos.spawn(async move { fly(&database, Line::default(), items, Patience::Blocked).await });
             self.solo_locks.insert(task.id(), (lock, count));
         }
     }

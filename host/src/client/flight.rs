@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::{
     Error,
     options::Entry,
-    transaction::{Failure, Patience, produce_alone},
+    transaction::{Failure, Line, Patience, produce_alone},
 };
 use crate::{database::Database, engine::Produced};
 
@@ -52,16 +52,24 @@ impl Item {
     }
 }
 
-/// Produces items of one stream in as few transactions as possible and answers them. Returns those that another
-/// producer's open transaction holds up, unanswered, in their order.
-pub(super) async fn fly(database: &Database, items: Vec<Item>, patience: Patience) -> Vec<Item> {
+/// What is left when a flight has landed.
+#[derive(Debug, Default)]
+pub(super) struct Landed {
+    /// Items that another producer's open transaction holds up, unanswered, in their order.
+    pub blocked: Vec<Item>,
+    /// For the next flight.
+    pub line: Line,
+}
+
+/// Produces items of one stream in as few transactions as possible and answers them.
+pub(super) async fn fly(database: &Database, mut line: Line, items: Vec<Item>, patience: Patience) -> Landed {
     let mut blocked = Vec::new();
     let mut parts = vec![items];
     while let Some(part) = parts.pop() {
         let Some(first) = part.first() else { continue };
         let stream = Arc::clone(&first.stream);
         let patience = if part.iter().any(|item| item.lock().is_some()) { patience } else { Patience::Long };
-        let produced = produce_alone(database, &stream, part.iter().map(|item| &item.entry), patience).await;
+        let produced = produce_alone(database, &mut line, &stream, part.iter().map(|item| &item.entry), patience).await;
         match produced {
             Ok(produced) => part.into_iter().zip(produced).for_each(|(item, produced)| item.answer(Ok(produced))),
             Err(Failure::Blocked(_)) if patience == Patience::Blocked => blocked.extend(part),
@@ -80,7 +88,7 @@ pub(super) async fn fly(database: &Database, items: Vec<Item>, patience: Patienc
             }
         }
     }
-    blocked
+    Landed { blocked, line }
 }
 
 /// What nothing can hold up apart from the rest, else two halves; the second comes first, since it is taken last.

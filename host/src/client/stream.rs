@@ -9,7 +9,7 @@ use super::{
     Client, Error, ProduceOptions,
     flight::Item,
     options::Entry,
-    transaction::{Patience, produce_alone},
+    transaction::{Line, Patience, produce_alone},
 };
 use crate::{
     database::DatabaseError,
@@ -120,7 +120,8 @@ impl<T: ?Sized> Stream<T> {
         V: Into<Option<&'a T>>,
     {
         let entries = self.entries(batch)?;
-        Ok(produce_alone(self.client.database(), &self.name, entries.iter(), Patience::Long).await?)
+        Ok(produce_alone(self.client.database(), &mut Line::default(), &self.name, entries.iter(), Patience::Long)
+            .await?)
     }
 
     /// Produces one message in the caller's transaction: one of [`Client::in_transaction`], or any other of `sqlx`. It

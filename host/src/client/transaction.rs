@@ -1,16 +1,24 @@
 //! Transactions that the client owns: it may run them again as long as no COMMIT was sent. Those in which a caller's
 //! closure runs are in `connection.rs`, and are never repeated.
+//!
+//! Each runs on a [`Line`]: shared flights that follow one another keep theirs, since a connection that goes through the pool
+//! is asked whether it still lives before it may be taken again, a round trip more for each transaction.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
+
 use super::{Error, options::Entry};
 use crate::{
     database::{Database, DatabaseError, Reaction, is_ambiguous_commit, reaction},
     engine::{self, NewEntry, ProduceError, Produced},
 };
+
+/// How long a line is kept at most: the pool replaces connections that are old, and looks when it gets them back.
+const KEPT_MAX: Duration = Duration::from_secs(1);
 
 /// How long a transaction that failed before its COMMIT is tried again: long enough for a restart of the server, and
 /// short enough that whoever waits for the answer still does.
@@ -38,6 +46,67 @@ impl Patience {
             Self::Blocked => "begin isolation level read committed; set local lock_timeout = '250ms'",
             Self::Shared => "begin isolation level read committed; set local lock_timeout = '20ms'",
         }
+    }
+}
+
+/// A connection, if one was taken yet. Dropped between two transactions it goes back to the pool, and in the middle of one it is
+/// closed: an answer may still be on its way.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    taken: Option<(PoolConnection<Postgres>, Instant)>,
+    is_busy: bool,
+}
+
+impl Line {
+    /// Unless others wait for a connection, or it was kept for long.
+    pub fn kept(self, pool: &PgPool) -> Option<Self> {
+        let since = self.taken.as_ref()?.1;
+        let is_needed = pool.num_idle() == 0 && pool.size() >= pool.options().get_max_connections();
+        (!self.is_busy && !is_needed && since.elapsed() < KEPT_MAX).then_some(self)
+    }
+
+    /// A connection with a transaction open.
+    async fn begin(&mut self, pool: &PgPool, patience: Patience) -> Result<&mut PgConnection, DatabaseError> {
+        self.hang_up();
+        if self.taken.is_none() {
+            self.taken = Some((pool.acquire().await?, Instant::now()));
+        }
+        let connection = &mut *self.taken.as_mut().expect("taken above").0;
+        self.is_busy = true;
+        sqlx::raw_sql(patience.begin()).execute(&mut *connection).await?;
+        Ok(connection)
+    }
+
+    async fn commit(&mut self) -> Result<(), DatabaseError> {
+        self.end("commit").await
+    }
+
+    /// After an error. What cannot be rolled back is closed.
+    async fn roll_back(&mut self) {
+        if let Err(error) = self.end("rollback").await {
+            tracing::debug!("failed to roll back, the connection is closed: {error}");
+        }
+    }
+
+    async fn end(&mut self, statement: &'static str) -> Result<(), DatabaseError> {
+        if let Some((connection, _)) = &mut self.taken {
+            sqlx::raw_sql(statement).execute(&mut **connection).await?;
+        }
+        self.is_busy = false;
+        Ok(())
+    }
+
+    fn hang_up(&mut self) {
+        if let Some((connection, _)) = self.taken.take_if(|_| self.is_busy) {
+            drop(connection.detach());
+        }
+        self.is_busy = false;
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.hang_up();
     }
 }
 
@@ -70,6 +139,7 @@ enum Try {
 /// Produces a batch in a transaction of its own. Dropping the future leaves it open whether it is committed.
 pub(super) async fn produce_alone<'a>(
     database: &Database,
+    line: &mut Line,
     stream: &str,
     entries: impl Iterator<Item = &'a Entry>,
     patience: Patience,
@@ -79,7 +149,7 @@ pub(super) async fn produce_alone<'a>(
         .collect();
     let (started, mut pause) = (Instant::now(), PAUSE.0);
     loop {
-        let error = match once(database, stream, &batch, patience).await {
+        let error = match once(database, line, stream, &batch, patience).await {
             Ok(produced) => return Ok(produced),
             Err(Try::Failed(failure)) => return Err(failure),
             Err(Try::Again(error)) => error,
@@ -95,17 +165,24 @@ pub(super) async fn produce_alone<'a>(
 
 async fn once(
     database: &Database,
+    line: &mut Line,
     stream: &str,
     batch: &[NewEntry<'_>],
     patience: Patience,
 ) -> Result<Vec<Produced>, Try> {
-    let mut tx = database.begin_with(patience.begin()).await.map_err(before_commit)?;
-    let produced = engine::produce(database, &mut tx, stream, batch).await.map_err(|error| match error {
-        ProduceError::Database(error) => before_commit(error),
-        refused @ ProduceError::Refused(_) => Try::Failed(Failure::Refused(refused.into())),
-    })?;
+    let connection = line.begin(&database.pool, patience).await.map_err(before_commit)?;
+    let produced = match engine::produce(database, connection, stream, batch).await {
+        Ok(produced) => produced,
+        Err(error) => {
+            line.roll_back().await;
+            return Err(match error {
+                ProduceError::Database(error) => before_commit(error),
+                refused @ ProduceError::Refused(_) => Try::Failed(Failure::Refused(refused.into())),
+            });
+        }
+    };
     assert_eq!(produced.len(), batch.len(), "every message has an answer");
-    tx.commit().await.map_err(|error| {
+    line.commit().await.map_err(|error| {
         if is_ambiguous_commit(&error) {
             Try::Failed(Failure::Broken(Error::CommitUnknown(Arc::new(error))))
         } else {
