@@ -44,10 +44,11 @@ async fn time_of(database: &Database, count: i32, total: &mut usize) -> Duration
     started.elapsed()
 }
 
-/// Judged by `make soak`: as fast as before, but for noise and for what a new connection has to learn.
+/// Judged by `make soak`: as fast as before, but for noise, what new connections have to learn, and the growing log that the
+/// test itself counts.
 fn assert_rate_returned(before: Duration, after: Duration) {
     println!("{before:?} before, {after:?} after");
-    assert!(after < rounds(PATIENCE, 2 * before + Duration::from_secs(1)), "{before:?} before, {after:?} after");
+    assert!(after < rounds(PATIENCE, 3 * before + Duration::from_secs(1)), "{before:?} before, {after:?} after");
 }
 
 /// The database is restarted under load, in immediate mode too. The host lives, its rate returns, nothing is lost.

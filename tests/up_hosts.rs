@@ -217,7 +217,7 @@ async fn a_host_that_is_frozen_inside_of_a_settle_does_not_hold_up_its_recovery(
     let frozen = host(proxy.url()).await;
     let other = host(&url).await;
     proxy.begin();
-    tell(&database, json!({"do": "report"}), 100).await;
+    tell(&database, json!({"do": "sleep", "ms": 200, "then": "report"}), 100).await; // long enough for both to get some
     wait_for("a settle is on the way", PATIENCE, async || proxy.kept() > 0).await;
     frozen.signal(Signal::STOP);
     let froze = Instant::now();
@@ -227,6 +227,7 @@ async fn a_host_that_is_frozen_inside_of_a_settle_does_not_hold_up_its_recovery(
     once(&all_reported(&database, 100).await, 100);
     let took = froze.elapsed();
     println!("all was done {took:?} after it froze");
+    // The lease, a second, and two rounds of what is left.
     assert!(took < rounds(PATIENCE, Duration::from_millis(1500 + 1000 + 1000)), "{took:?}");
     frozen.signal(Signal::CONT);
     proxy.send_on();
