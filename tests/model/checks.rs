@@ -7,7 +7,7 @@ use millstream::{config::OnDeadLetter, handler::Concurrency};
 
 use super::{
     checks_compacted, checks_keyed,
-    facts::{Age, Fact, Facts, Sent, Told},
+    facts::{Age, Claim, Fact, Facts, Sent, Told},
     trace::{End, Micros},
 };
 
@@ -137,15 +137,28 @@ fn e2_what_is_done_is_done_once(facts: &Facts) -> Vec<String> {
             }
             // What a host began just before it heard of a seek looks like what it took after it.
             let is_sent = || facts.sent.iter().any(|sent| sent.group == group && sent.key.is_none());
-            if age > 0 && before.delivery.life == after.delivery.life && is_sent() {
+            if age > 0 && before.delivery.life == after.delivery.life && is_sent() || took_unheard(facts, before) {
                 continue;
             }
             if before.how.is_done() && before.lease_end > after.delivery.start {
-                found.push(format!("E2: message {id} came again though it was done: {before:?}, then {after:?}"));
+                let sent: Vec<_> = facts.sent.iter().filter(|sent| sent.group == group).collect();
+                found.push(format!(
+                    "E2: message {id} came again though it was done: {before:?}, then {after:?}; sent {sent:?}"
+                ));
             }
         }
     }
     found
+}
+
+/// Whether the turn that took this began before a seek of its group, and got its lock after it: the host hears of the seek
+/// with its next turn, cuts what runs, and gives it all back.
+fn took_unheard(facts: &Facts, told: &Told) -> bool {
+    let is_its_turn =
+        |claim: &&Claim| (claim.group, claim.at) == (told.group, told.claimed) && claim.life == told.delivery.life;
+    let Some(turn) = facts.claims.iter().find(is_its_turn) else { return false };
+    let is_between = |sent: &Sent| (turn.began..=turn.at).contains(&sent.at);
+    facts.sent.iter().any(|sent| sent.group == told.group && sent.key.is_none() && is_between(sent))
 }
 
 /// E2, E5. "Work conserving": no key, however deep or stuck, hides what is free: of two messages that no key holds up, what

@@ -62,10 +62,11 @@ begin
             insert into {schema}.message_log_{stream_id}
                 (id, payload, message_key, routing_key, headers, content_type, deliver_after)
             select nextval('{schema_text}.message_log_{stream_id}_id'), m.*  -- drawn in array order
-            from unnest(p_payloads, p_keys, p_routing_keys, p_headers, p_content_types, p_deliver_afters) as m
+            from (select unnest(p_payloads), unnest(p_keys), unnest(p_routing_keys), unnest(p_headers),  -- copies nothing
+                unnest(p_content_types), unnest(p_deliver_afters)) as m
             returning id
         )
-        select (row_number() over (order by id))::integer, id, false, false from stored;
+        select (row_number() over ())::integer, id, false, false from stored;
     else
         return query select * from {schema}.produce_chosen_{stream_id}(p_payloads, p_keys, v_modes, v_ranks, v_lanes, p_ranks,
             case when v_is_once then p_idempotency_keys end, p_routing_keys, p_headers, p_content_types, p_deliver_afters,

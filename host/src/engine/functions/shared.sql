@@ -135,9 +135,10 @@ begin
             using errcode = 'MS009', hint = 'Give each array as many elements as p_payloads, or null; split a larger batch.';
     end if;
 
-    select o, octet_length(x) into v_item, v_bytes
-    from unnest(p_payloads) with ordinality as g(x, o) where octet_length(x) > p_max_payload_bytes limit 1;
-    if v_item is not null then
+    -- In a target list unnest copies nothing; in FROM it copies every payload first.
+    if (select max(octet_length(x)) > p_max_payload_bytes from (select unnest(p_payloads) as x) as g) then
+        select o, octet_length(x) into v_item, v_bytes
+        from unnest(p_payloads) with ordinality as g(x, o) where octet_length(x) > p_max_payload_bytes limit 1;
         raise exception 'payload of message % has % bytes, more than max_payload (%)', v_item, v_bytes, p_max_payload_bytes
             using errcode = 'MS004', hint = 'Store it elsewhere and send a reference, or raise max_payload of the stream.';
     end if;
