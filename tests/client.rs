@@ -414,6 +414,22 @@ async fn a_rerun_with_the_same_key_and_a_constraint_changes_nothing() {
     assert_eq!((project.number("select count(*) from public.payment").await, stored(&project).await), (1, 1));
 }
 
+/// How long a caller's transaction may rest is the caller's affair; ours end when the program is frozen in the middle.
+#[tokio::test]
+async fn a_callers_transaction_may_rest_as_long_as_its_role_allows() {
+    let project = Project::declare(STREAMS).await;
+    let client = client(&project).await;
+    let setting = "select current_setting('idle_in_transaction_session_timeout')";
+    let of_callers: Result<String, anyhow::Error> =
+        client.in_transaction(async |tx| Ok(sqlx::query_scalar(setting).fetch_one(&mut *tx).await?)).await;
+    assert_eq!(of_callers.unwrap(), "0");
+    let mut ours = project.database.begin().await.unwrap();
+    let of_ours: String = sqlx::query_scalar(setting).fetch_one(&mut *ours).await.unwrap();
+    assert_eq!(of_ours, "1min");
+    ours.rollback().await.unwrap();
+    client.close().await;
+}
+
 /// A closure that hides the failure of a statement must not be told that it committed: Postgres answers COMMIT of a failed
 /// transaction with a silent rollback.
 #[tokio::test]

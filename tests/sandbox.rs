@@ -420,3 +420,19 @@ async fn a_memory_limit_below_the_initial_memory_is_said() {
     let failure = failure(deliver(&handler, r#"{"do": "ok"}"#).await);
     assert_eq!(failure.class, FailureClass::MemoryLimit, "{}", failure.error);
 }
+
+/// Text is UTF-8 in the component model: half of a surrogate pair is the handler's failure, and nothing gets stuck.
+#[tokio::test]
+async fn a_reason_with_a_lone_surrogate_is_a_failure_of_its_handler() {
+    let body = "(if (i64.eq (i64.load (local.get $message)) (i64.const 2)) (then (return (i32.const 512))))
+        (i32.store8 (i32.const 1024) (i32.const 1)) (i32.store (i32.const 1032) (i32.const 2048))
+        (i32.store (i32.const 1036) (i32.const 3)) (i32.store (i32.const 2048) (i32.const 0x80a0ed)) (i32.const 1024)";
+    let compiled = sandbox().await.load("surrogate", component(body)).await.unwrap();
+    let handler = sandbox().await.handler(compiled, std::sync::Arc::new(group_settings(|_| {})));
+    let cut = tokio_util::sync::CancellationToken::new();
+    let finished = handler.handle(crate::support::handlers::message(1, "x"), &cut).await;
+    let Outcome::Failed(failure) = finished.outcome else { panic!("{finished:?}") };
+    assert!(failure.error.contains("utf-8") || failure.error.contains("UTF-8"), "{}", failure.error);
+    let next = handler.handle(crate::support::handlers::message(2, "x"), &cut).await;
+    assert_eq!(next.outcome, Outcome::Done);
+}

@@ -213,6 +213,27 @@ async fn w5_what_is_claimed_while_a_seek_of_its_key_waits_comes_once() {
     assert_eq!(project.left_over().await, 0);
 }
 
+/// A seek of the whole group while one of a key waits brings all of it again: the other changes nothing.
+#[tokio::test]
+async fn w5_a_seek_of_the_group_ends_the_seek_of_a_key_that_waits() {
+    let project = Project::declare(&streams("")).await;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
+    let group = project.group("email").await;
+    produce(&project, &["a"], Concurrency::Parallel, 2).await;
+    let wanted = Wanted { messages: 2, bytes: 1 << 20, retries: 1 };
+    let turn = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.expect("claim");
+    assert_eq!(turn.claimed.len(), 2);
+    let database = project.database.another_host().await;
+    let waiting = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, LIMIT).await });
+    tokio::time::sleep(Duration::from_secs(1)).await; // it has seen the claim by then
+    let sent = engine::seek(&project.database, group.id, group.stream_id, "email", &Start::Earliest).await;
+    sent.expect("seek the group");
+    let refused = waiting.await.unwrap().expect_err("it was sent elsewhere");
+    assert!(format!("{refused:#}").contains("sent elsewhere meanwhile; nothing was changed"), "{refused:#}");
+    let rows = "select (select count(*) from {schema}.exception) + (select count(*) from {schema}.claim)";
+    assert_eq!((project.number(rows).await, project.number(PAUSED).await), (0, 0));
+}
+
 /// Goal: under load, with two hosts and failures, a key that is sent back again and again loses nothing, never overlaps and
 /// never leaves its order, and its neighbours come once each. Method: in the order in which its messages end, each follows
 /// the one before, or is the one that the key was sent to.

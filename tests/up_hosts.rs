@@ -157,92 +157,104 @@ async fn a_frozen_hosts_late_settles_change_nothing() {
 }
 
 /// The worst moment to freeze: its settle is on the way, and reaches Postgres when another host has taken over. Method: a proxy
-/// keeps the statements back, whose own sender is frozen until they are answered.
-async fn settle_too_late(is_settle: fn(&str) -> bool, command: Value) {
+/// keeps the statements back, whose own sender is frozen until they are answered. Meanwhile there is something to claim.
+async fn settle_too_late(is_settle: fn(&str) -> bool, command: Value, count: usize) {
     let database = database().await;
     let url = database.url().await;
     let proxy = Proxy::start(&url, move |statement| if is_settle(statement) { Fate::Late } else { Fate::Answered });
     let frozen = host(proxy.url()).await;
-    tell(&database, command, 16).await;
-    wait_for("all are in flight", PATIENCE, async || held_by(&database, &frozen).await.len() == 16).await;
+    tell(&database, command, i32::try_from(count).unwrap()).await;
+    wait_for("all are in flight", PATIENCE, async || held_by(&database, &frozen).await.len() == count).await;
+    tokio::time::sleep(Duration::from_millis(300)).await; // it has looked for more by then
     proxy.begin();
     wait_for("a settle is on the way", PATIENCE, async || proxy.kept() > 0).await;
     frozen.signal(Signal::STOP);
     let frozen_as = stats(&database, &frozen).await["host"].clone();
     let other = host(&url).await;
     let again = ["delivered", "attempt=2 ", "outcome=\"done\""];
-    wait_for("the other has done it all", PATIENCE, async || other.lines(&again) == 16).await;
+    wait_for("the other has done it all", PATIENCE, async || other.lines(&again) == count).await;
     settled(&database).await;
+    stop(other).await;
+    tell(&database, json!({"do": "report"}), 3).await;
     let before = everything(&database).await;
     proxy.send_on();
     wait_for("Postgres has answered them", PATIENCE, async || proxy.answered_late() == proxy.kept()).await;
-    assert_eq!(everything(&database).await, before, "late settles change nothing");
+    assert_eq!(everything(&database).await, before, "what comes late settles nothing and claims nothing");
     frozen.signal(Signal::CONT);
     wait_for("it goes on as another", PATIENCE, async || {
         let stats = stats(&database, &frozen).await;
         stats["host"] != frozen_as && stats["groups"]["worker"]["fenced"].as_i64().is_some_and(|count| count > 0)
     })
     .await;
-    settled(&database).await;
-    assert_eq!(everything(&database).await, before, "nor what it does when it is thawed");
-    for program in [frozen, other] {
-        stop(program).await;
-    }
+    let receipts = usize::try_from(before[1]).unwrap();
+    once(&all_reported(&database, receipts + 3).await, receipts + 3);
+    assert_eq!(number(&database, "select count(*) from {schema}.dead_letter").await, 0);
+    stop(frozen).await;
 }
 
-/// What a settle may write: receipts, failures, dead letters, what is held and what waits.
+/// What a settle or a claim may write: receipts, failures, dead letters, what is held and what waits, and how far the group is.
 async fn everything(database: &TestDatabase) -> Vec<i64> {
     let tables = ["message_log_1", "message_log_2", "exception", "dead_letter", "claim", "message_key_lease"];
     let mut counts = Vec::new();
     for table in tables {
         counts.push(number(database, &format!("select count(*) from {{schema}}.{table}")).await);
     }
+    counts.push(number(database, "select claimed from {schema}.cursor").await);
     counts
 }
 
 #[tokio::test]
 async fn t7_a_settle_with_effects_that_arrives_after_a_recovery_leaves_no_trace() {
     let is_settle = |statement: &str| statement.contains("for key share");
-    settle_too_late(is_settle, json!({"do": "sleep", "ms": 1000, "then": "report"})).await;
+    settle_too_late(is_settle, json!({"do": "sleep", "ms": 2000, "then": "report"}), 16).await;
 }
 
-/// It holds the lock that keeps recovery out while it is frozen, but no longer than its lease. Its session is gone when it
-/// goes on.
-#[tokio::test]
-async fn a_host_that_is_frozen_inside_of_a_settle_does_not_hold_up_its_recovery() {
+/// It holds the locks that keep recovery out, and other claims, while it is frozen: whoever takes over ends its session.
+async fn freeze_inside(kept_back: fn(&str) -> Fate, command: Value, count: usize) {
     let database = database().await;
     let url = database.url().await;
-    let is_inside = |statement: &str| statement.contains(".settle_claims(");
-    let proxy = Proxy::start(&url, move |statement| if is_inside(statement) { Fate::Late } else { Fate::Answered });
+    let proxy = Proxy::start(&url, kept_back);
     let frozen = host(proxy.url()).await;
-    let other = host(&url).await;
     proxy.begin();
-    tell(&database, json!({"do": "sleep", "ms": 200, "then": "report"}), 100).await; // long enough for both to get some
-    wait_for("a settle is on the way", PATIENCE, async || proxy.kept() > 0).await;
+    tell(&database, command.clone(), i32::try_from(count).unwrap()).await;
+    wait_for("it is inside", PATIENCE, async || proxy.kept() > 0).await;
     frozen.signal(Signal::STOP);
-    let froze = Instant::now();
-    let idle =
-        "select count(*) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'";
-    assert!(number(&database, idle).await > 0, "it is inside of a settle");
-    once(&all_reported(&database, 100).await, 100);
-    let took = froze.elapsed();
+    let other = host(&url).await;
+    let ready = Instant::now();
+    once(&all_reported(&database, count).await, count);
+    let took = ready.elapsed();
     println!("all was done {took:?} after it froze");
-    // The lease, a second, and two rounds of what is left.
-    assert!(took < rounds(PATIENCE, Duration::from_millis(1500 + 1000 + 1000)), "{took:?}");
+    // What is left of the lease, a second, the second after which a session counts as frozen, and two rounds of work.
+    assert!(took < rounds(PATIENCE, Duration::from_millis(1500 + 1000 + 1500 + 1000)), "{took:?}");
     frozen.signal(Signal::CONT);
     proxy.send_on();
     settled(&database).await;
-    once(&reports(&database).await, 100);
-    tell(&database, json!({"do": "report"}), 10).await;
-    once(&all_reported(&database, 110).await, 110);
+    once(&reports(&database).await, count);
+    tell(&database, command, 10).await;
+    once(&all_reported(&database, count + 10).await, count + 10);
     for program in [frozen, other] {
         stop(program).await;
     }
 }
 
 #[tokio::test]
+async fn a_host_that_is_frozen_inside_of_a_settle_does_not_hold_up_its_recovery() {
+    let is_inside = |statement: &str| if statement.contains(".settle_claims(") { Fate::Late } else { Fate::Answered };
+    freeze_inside(is_inside, json!({"do": "report"}), 100).await;
+}
+
+/// Its claim is more than the buffers between it and Postgres hold.
+#[tokio::test]
+async fn a_host_that_is_frozen_inside_of_a_claim_does_not_hold_up_its_recovery() {
+    let is_inside = |statement: &str| if statement.contains(".claim_1(") { Fate::Unread } else { Fate::Answered };
+    let filler = "x".repeat(64 << 10);
+    freeze_inside(is_inside, json!({"do": "report", "reason": filler}), 100).await;
+}
+
+#[tokio::test]
 async fn a_turn_that_settles_and_arrives_after_a_recovery_changes_nothing() {
-    settle_too_late(|statement| statement.contains(".claim_1("), json!({"do": "sleep", "ms": 1000})).await;
+    // The one message of its claim: the turn that follows settles it.
+    settle_too_late(|statement| statement.contains(".claim_1("), json!({"do": "sleep", "ms": 2000}), 1).await;
 }
 
 #[tokio::test]
@@ -250,15 +262,22 @@ async fn a_stopped_host_finishes_what_it_can_and_hands_back_the_rest() {
     let database = database().await;
     let url = database.url().await;
     let mut stopped = host(&url).await;
+    // It is there before, and takes nothing: its handler comes later.
+    let mut other = Program::with_examples(&playground(SHORT_LEASE, WORKER));
+    let (handler, aside) = (other.handlers().join("flaky.wasm"), other.folder().join("aside.wasm"));
+    std::fs::rename(&handler, &aside).unwrap();
+    up(&mut other, &url).await;
     let short = tell(&database, json!({"do": "sleep", "ms": 2000, "then": "report"}), 8).await;
     let long = tell(&database, json!({"do": "sleep", "ms": 8000, "then": "report"}), 8).await;
     wait_for("all are in flight", PATIENCE, async || held_by(&database, &stopped).await.len() == 16).await;
-    let other = host(&url).await;
+    let before = stopped.log_end();
     stopped.signal(Signal::TERM);
     stopped.logged("stopping: ").await;
+    std::fs::rename(&aside, &handler).unwrap();
     let late = tell(&database, json!({"do": "report"}), 4).await;
     assert!(stopped.ended(PATIENCE).await.success(), "{}", stopped.stderr());
     let ended = Instant::now();
+    assert_eq!(stopped.lines_after(before, &["delivered", "outcome=\"done\""]), 8, "finished after the signal");
     wait_for("the other has begun the rest", PATIENCE, async || held_by(&database, &other).await.len() == 8).await;
     assert!(ended.elapsed() < rounds(PATIENCE, Duration::from_secs(1)), "{:?}", ended.elapsed());
     let attempts = once(&all_reported(&database, 20).await, 20);

@@ -34,6 +34,8 @@ pub enum Fate {
     RequestLost,
     /// It reaches Postgres once [`Proxy::send_on`] says so, however the program has fared meanwhile.
     Late,
+    /// It reaches Postgres, whose answer nobody takes until [`Proxy::send_on`] says so.
+    Unread,
 }
 
 type Judge = dyn FnMut(&str) -> Fate + Send;
@@ -119,7 +121,7 @@ impl Proxy {
         self.shared.lost.load(SeqCst)
     }
 
-    /// How many requests were kept back.
+    /// How many requests, or their answers, were kept back.
     pub fn kept(&self) -> usize {
         self.shared.kept.load(SeqCst)
     }
@@ -193,6 +195,7 @@ async fn relay(mut client: UnixStream, mut server: UnixStream, shared: &Shared) 
                     match fate {
                         Fate::Answered => {}
                         Fate::Late => is_late = true,
+                        Fate::Unread => shared.keep().await,
                         Fate::ReplyLost => return requests.wait_for_replies(&mut server, answered).await,
                         Fate::HungUp | Fate::RequestLost => return Ok(()),
                     }
@@ -221,13 +224,13 @@ impl Shared {
             return Fate::Answered;
         }
         let fate = (self.judge.lock().expect("no judge panics"))(statement);
-        if !matches!(fate, Fate::Answered | Fate::Late) {
+        if !matches!(fate, Fate::Answered | Fate::Late | Fate::Unread) {
             self.lost.fetch_add(1, SeqCst);
         }
         fate
     }
 
-    /// Waits until what is late may go on.
+    /// Waits until what is kept back may go on.
     async fn keep(&self) {
         self.kept.fetch_add(1, SeqCst);
         let mut sends_on = self.sends_on.subscribe();

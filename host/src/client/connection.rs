@@ -157,7 +157,7 @@ impl Client {
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
     ) -> Result<R, E> {
-        let mut tx = self.shared.database.begin().await.map_err(Error::from_database)?;
+        let mut tx = self.shared.database.begin_with("begin").await.map_err(Error::from_database)?;
         let result = match work(&mut tx).await {
             Ok(result) => result,
             Err(error) => {

@@ -42,9 +42,17 @@ impl Patience {
     /// One message to the server. READ COMMITTED whatever the default is: a concurrent duplicate is then answered.
     fn begin(self) -> &'static str {
         match self {
-            Self::Long => "begin isolation level read committed",
-            Self::Blocked => "begin isolation level read committed; set local lock_timeout = '250ms'",
-            Self::Shared => "begin isolation level read committed; set local lock_timeout = '20ms'",
+            Self::Long => {
+                "begin isolation level read committed; set local idle_in_transaction_session_timeout = '1min'"
+            }
+            Self::Blocked => {
+                "begin isolation level read committed; set local idle_in_transaction_session_timeout = '1min'; \
+                 set local lock_timeout = '250ms'"
+            }
+            Self::Shared => {
+                "begin isolation level read committed; set local idle_in_transaction_session_timeout = '1min'; \
+                 set local lock_timeout = '20ms'"
+            }
         }
     }
 }

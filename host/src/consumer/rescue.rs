@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{counters::Counters, hub::Hub, identity::Identity};
 use crate::{
-    database::{Database, told},
+    database::{Database, Reaction, reaction, told},
     engine::{HostId, dead_hosts, deregister, groups_held, orphaned_groups, recover},
 };
 
@@ -29,7 +29,12 @@ pub async fn rescue(database: Database, hub: Arc<Hub>, counters: Arc<Counters>, 
             Ok(hosts) => {
                 for host in hosts {
                     if let Err(error) = rescue_from(&database, &hub, &counters, host).await {
-                        tracing::warn!(host = host.0, "failed to {}; will try again", told(error.as_ref()));
+                        let why = told(error.as_ref());
+                        // Something of it may still be under way, or another host is at it.
+                        match error.downcast_ref().map(reaction) {
+                            Some(Reaction::Busy) => tracing::info!(host = host.0, "failed to {why}; will try again"),
+                            _ => tracing::warn!(host = host.0, "failed to {why}; will try again"),
+                        }
                     }
                 }
             }

@@ -116,10 +116,11 @@ impl Database {
         Ok(rows)
     }
 
-    /// Begins a transaction, which Postgres ends with its session when nothing is asked of it for 10 s: a host that is frozen
-    /// in the middle of it must not keep its locks from all others. Dropping the future is safe.
+    /// Begins a transaction of ours, which Postgres ends with its session when nothing is asked of it for a minute: a program
+    /// that is frozen in the middle of it must not keep its locks from all others. What a slow line takes to send a large
+    /// statement counts too. Dropping the future is safe.
     pub async fn begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        self.begin_with("begin; set local idle_in_transaction_session_timeout = '10s'").await
+        self.begin_with("begin; set local idle_in_transaction_session_timeout = '1min'").await
     }
 
     /// The same with a `begin` statement of its own.

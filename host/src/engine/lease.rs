@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Row;
 
-use super::{HostId, units::milliseconds};
+use super::{HostId, frozen, units::milliseconds};
 use crate::database::Database;
 
 /// Takes a new identity, valid for `lease` from now.
@@ -37,8 +37,8 @@ pub async fn dead_hosts(database: &Database) -> Result<Vec<HostId>, sqlx::Error>
 
 /// Gives the identity up, once nothing is held under it. `false`: something still is.
 pub async fn deregister(database: &Database, host: HostId) -> Result<bool, sqlx::Error> {
-    let mut tx = database.begin().await?;
-    database.query(include_str!("lease_deregister_lock.sql")).bind(host.0).execute(&mut *tx).await?;
+    let mut tx = database.begin_with(frozen::BEGIN).await?;
+    frozen::lock_host(database, &mut tx, include_str!("lease_deregister_lock.sql"), host).await?;
     let gone = database.query(include_str!("lease_deregister.sql")).bind(host.0).fetch_all(&mut *tx).await?;
     tx.commit().await?;
     Ok(!gone.is_empty())

@@ -11,6 +11,8 @@
 mod ids;
 
 #[cfg(feature = "host")]
+mod frozen;
+#[cfg(feature = "host")]
 mod functions;
 
 #[cfg(feature = "host")]

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use sqlx::{PgConnection, Row};
 
 use super::{
-    GroupId, HostId, Lane, StreamId,
+    GroupId, HostId, Lane, StreamId, frozen,
     settle::{Burial, Stop, bury, stop_keys},
 };
 use crate::{
@@ -42,18 +42,13 @@ pub async fn orphaned_groups(database: &Database, host: HostId) -> Result<Vec<Or
     rows.iter().map(read).collect()
 }
 
-/// A settle of the dead host that began in time may still be under way, for as long as its lease if the host is frozen.
-/// Other dead hosts must not wait for it: this one is looked at again.
-const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '10s'; set local lock_timeout = '2s'";
-
 /// Hands on what a dead host held in one group, in one transaction, and returns how many messages that were.
 ///
 /// Each counts one failure. One that has used up its attempts is dead-lettered here, so that a message that kills its
 /// hosts ends. Its keys are ready for any host, with the messages of theirs that it held.
 pub async fn recover(database: &Database, dead: HostId, orphaned: Orphaned) -> Result<usize, sqlx::Error> {
-    let mut tx = database.begin_with(BEGIN).await?;
-    let lock = database.query(include_str!("recover_lock.sql")).bind(dead.0);
-    if lock.fetch_optional(&mut *tx).await?.is_none() {
+    let mut tx = database.begin_with(frozen::BEGIN).await?;
+    if frozen::lock_host(database, &mut tx, include_str!("recover_lock.sql"), dead).await?.is_none() {
         return Ok(0);
     }
     database.query(include_str!("recover_lock_group.sql")).bind(orphaned.group.0).execute(&mut *tx).await?;

@@ -78,7 +78,7 @@ pub async fn seek_key(
         wait_until_idle(database, &group, key, (patience, until)).await?;
         let found = Found::ahead(database, (&group, key), to).await?;
         wait_for_claims(database, &group, key, &found.ids, (patience, until)).await?;
-        let (tx, seeked) = send(database, (&group, key), to, found, Some(&held)).await?;
+        let (tx, seeked) = send(database, (&group, key), found, Some(&held)).await?;
         tx.commit().await.context("commit the seek of a key")?;
         Ok(seeked)
     }
@@ -96,7 +96,7 @@ pub async fn preview_seek_key(database: &Database, group: &str, key: &str, to: &
     let group = handle(database, group).await?;
     check(database, &group, to).await?;
     let found = Found::ahead(database, (&group, key), to).await?;
-    let (tx, seeked) = send(database, (&group, key), to, found, None).await?;
+    let (tx, seeked) = send(database, (&group, key), found, None).await?;
     tx.rollback().await.context("undo the trial seek of a key")?;
     Ok(KeySeeked { dry_run: true, ..seeked })
 }
@@ -184,13 +184,13 @@ async fn busy(
     Ok((row.try_get::<i64, _>("count")? > 0).then(|| row.try_get("hosts")).transpose()?)
 }
 
-/// Everything but the commit. `found` was read before the lock, as far as the group had come; what it claimed meanwhile
-/// is little, and read under it. `held` are the lanes that an operator holds; without them it is a trial.
+/// Everything but the commit. `found` was read before the lock, as far as the group had come; what it claimed meanwhile is
+/// deferred behind the key that is held, or comes by itself. `held` are the lanes that an operator holds; without them it is
+/// a trial.
 async fn send(
     database: &Database,
     (group, key): (&GroupHandle, &str),
-    to: &Start,
-    mut found: Found,
+    found: Found,
     held: Option<&[i16]>,
 ) -> Result<(sqlx::Transaction<'static, sqlx::Postgres>, KeySeeked)> {
     let mut tx = database.begin().await.context("begin to seek a key")?;
@@ -201,11 +201,14 @@ async fn send(
         // A lane that the key's rule does not name any more is not held.
         ensure!(busy(database, &mut tx, group, key).await?.is_none(), "the key was taken meanwhile; try again");
     }
-    // The point stays what it was when the log was read; the group may have come further.
-    let (_, upto) = point(database, &mut tx, group, to).await?;
-    let after = found.after;
-    found.read(database, &mut tx, (group, key), upto).await?;
-    let seeked = apply(database, &mut tx, (group, key), (after, &found.ids), held.unwrap_or_default()).await?;
+    let row = database.query(include_str!("epoch.sql")).bind(group.id.0).fetch_optional(&mut *tx).await;
+    let row = row.context("look whether the group was sent elsewhere")?.context("the group is gone")?;
+    // What was read comes again by itself then.
+    ensure!(
+        row.try_get::<i64, _>(0)? == group.epoch,
+        "the group was sent elsewhere meanwhile; nothing was changed. Try again"
+    );
+    let seeked = apply(database, &mut tx, (group, key), (found.after, &found.ids), held.unwrap_or_default()).await?;
     Ok((tx, seeked))
 }
 

@@ -12,6 +12,7 @@ again as (
     set attempts = a.attempts, class = a.class, error = a.error, digest = a.digest, deaths = d.deaths + 1,
         died_at = clock_timestamp(), redriven_at = null, replayed_at = null
     from dead a where d.id = a.dead_letter_id and d.group_id = $1
+    returning d.id
 )
 insert into {schema}.dead_letter as d (group_id, stream_id, message_id, attempts, class, error, digest,
     message_key, lane, concurrency, compaction_rank, routing_key, headers, content_type, payload, produced_at,
@@ -21,7 +22,7 @@ select $1, {stream_id}, a.message_id, a.attempts, a.class,
     l.message_key, a.lane, a.concurrency::{schema}.concurrency, l.compaction_rank, l.routing_key, l.headers, l.content_type, l.payload,
     coalesce(l.created_at, clock_timestamp()), l.deliver_after
 from dead a left join {schema}.log_rows_{stream_id}($2::bigint[]) l on l.id = a.message_id
-where not exists (select from {schema}.dead_letter d where d.id = a.dead_letter_id and d.group_id = $1)
+where not exists (select from again where again.id = a.dead_letter_id)
 order by a.message_id
 on conflict on constraint dead_letter_once do update
 set attempts = excluded.attempts, class = excluded.class, error = excluded.error, digest = excluded.digest, deaths = d.deaths + 1,

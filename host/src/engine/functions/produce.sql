@@ -21,6 +21,7 @@ as $$
 declare
     v_stream {schema}.stream;
     v_count integer := cardinality(p_payloads);
+    v_drawn integer;                            -- ids at most: those of the short way may be burnt
     v_last bigint;
     v_edge bigint;
     v_modes {schema}.concurrency[];             -- null: every message is parallel and not compacted
@@ -44,11 +45,12 @@ begin
     select s.last_value, coalesce((
         select p.upper_id from {schema}.log_partition p where p.stream_id = {stream_id} order by p.lower_id desc limit 1), 1)
     into v_last, v_edge from {schema}.message_log_{stream_id}_id s;
-    if v_last + v_count >= v_edge
-        or (v_last + v_count + 4 * v_stream.partition_rows > v_edge
-            and v_last / (v_stream.partition_rows / 4) <> (v_last + v_count) / (v_stream.partition_rows / 4))
+    v_drawn := case when v_is_once then 2 * v_count else v_count end;
+    if v_last + v_drawn >= v_edge
+        or (v_last + v_drawn + 4 * v_stream.partition_rows > v_edge
+            and v_last / (v_stream.partition_rows / 4) <> (v_last + v_drawn) / (v_stream.partition_rows / 4))
     then
-        perform {schema}.extend_log({stream_id}, (8 + v_count / v_stream.partition_rows)::integer);
+        perform {schema}.extend_log({stream_id}, (8 + v_drawn / v_stream.partition_rows)::integer);
     end if;
 
     if array_remove(p_keys, null) <> '{}' then

@@ -25,7 +25,7 @@ as $$
             and octet_length(replace(p_key, '-', '')) = 32 and p_key !~ '[^0-9a-fA-F-]' then p_key::uuid
         else encode(set_bit(set_bit(set_bit(set_bit(set_bit(set_bit(
             substr(sha256(convert_to('millstream:' || p_key, 'UTF8')), 1, 16),
-            52, 0), 53, 0), 54, 0), 55, 1), 70, 0), 71, 1), 'hex')::uuid
+            52::bigint, 0), 53::bigint, 0), 54::bigint, 0), 55::bigint, 1), 70::bigint, 0), 71::bigint, 1), 'hex')::uuid
         end
 $$;
 
