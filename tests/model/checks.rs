@@ -89,7 +89,7 @@ fn o10_what_the_filter_rejects_is_not_delivered(facts: &Facts) -> Vec<String> {
 
 /// N1, C5, D6, D8, W1, W5. "Counts balance": whatever a group sees is done, superseded, dead, or behind a key that waits for
 /// an operator; nothing is lost, in any group. After a seek what lies behind its point ends once more, and what a whole
-/// group was sent past need not.
+/// group was sent past need not. Nor need what a group took of a key without a mode while the seek of that waited.
 fn n1_counts_balance(facts: &Facts) -> Vec<String> {
     let deliveries = facts.by_message();
     let mut found = Vec::new();
@@ -105,9 +105,16 @@ fn n1_counts_balance(facts: &Facts) -> Vec<String> {
                 all.is_some_and(|all| all.iter().any(|told| told.how.is_done()))
                     || facts.deaths_of((group, *age), fact.id).any(|death| death.what == "open" && !death.is_kept)
             };
+            let came_meanwhile = |age: usize| {
+                let Sent { key, began, .. } = sent[age - 1];
+                let before = deliveries.get(&((group, age - 1), fact.id));
+                key.is_some()
+                    && facts.mode(group, fact) == Concurrency::Parallel
+                    && before.is_some_and(|before| before.iter().any(|told| told.claimed >= *began))
+            };
             // From the last age back, as long as a key was sent past it.
             let ages = (0..=sent.len()).rev();
-            let is_open = |age: &usize| *age > 0 && facts.is_passed((group, *age), fact);
+            let is_open = |age: &usize| *age > 0 && (facts.is_passed((group, *age), fact) || came_meanwhile(*age));
             let from = ages.clone().find(|age| !is_open(age) || sent[age - 1].key.is_none()).unwrap_or(0);
             let is_passed = is_open(&from);
             if !is_passed && !ages.take_while(|age| *age >= from).any(|age| ends(&age)) {

@@ -42,6 +42,8 @@ pub struct Sent {
     pub group: usize,
     pub key: Option<String>,
     pub after: i64,
+    /// When it was asked for. A seek of a key waits for what runs.
+    pub began: Micros,
     pub at: Micros,
 }
 
@@ -195,8 +197,9 @@ impl Facts {
                 is_then && verb.group == self.groups[group].name && verb.key == key
             };
             // A key that is let go was not always sent; a whole group was.
-            if let Some(What::Seek { after }) = self.verbs.iter().find(is_it).map(|verb| &verb.what) {
-                self.sent.push(Sent { group, key, after: *after, at });
+            let verb = self.verbs.iter().find(is_it);
+            if let Some(Verb { what: What::Seek { after }, began, .. }) = verb {
+                self.sent.push(Sent { group, key, after: *after, began: *began, at });
             }
         }
         let sql = "select c.group_id, l.name, lower(r.ids), upper(r.ids) - 1, (extract(epoch from c.began) * 1000000)::bigint,
