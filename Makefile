@@ -22,8 +22,7 @@ handlers: setup ## build every example into handlers/
 
 .PHONY: up
 up: handlers ## run it: its own Postgres, the example handlers, live traffic; ctrl-C stops everything
-	@echo "building $(PROGRAM), where it is out of date; the first time takes minutes"
-	@$(CARGO) build --quiet --release --locked
+	@$(CARGO) build --release --locked
 	@exec $(PROGRAM) up --demo
 
 .PHONY: test

@@ -143,11 +143,16 @@ fn next_steps(answer: &Answer<'_>) -> String {
   make test     # its unit tests, without wasm
   make deploy   # builds {name}.wasm into ../handlers; HANDLERS=FOLDER names another folder
 
-and in streams.toml:
+and in streams.toml, with a stream of its own to begin with:
 
+  [streams.{name}]
   [groups.{name}]
-  stream = \"...\"
+  stream = \"{name}\"
   handler = \"{name}.wasm\"
+
+then:
+
+  echo '{{\"name\": \"Ada\"}}' | millstream produce {name}
 "
     )
 }
