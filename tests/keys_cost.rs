@@ -3,8 +3,10 @@
 
 use millstream::{engine, handler::Concurrency};
 
+use serde_json::Value;
+
 use crate::support::{
-    engine::{Project, Session},
+    engine::{Project, Session, turn_statement},
     keyed::{LIMIT, keyed, streams},
 };
 
@@ -208,4 +210,41 @@ async fn e6_a_turn_of_many_deep_keys_reads_some_times_what_it_takes() {
     session.number(&turn).await;
     let read = session.number(fetched).await - before;
     assert!((500..8_000).contains(&read), "it reads {read} rows for 500 messages");
+}
+
+/// Bytes of WAL that a statement writes at least, of five times: a page that is first changed after a checkpoint is written
+/// whole.
+async fn wal_bytes(project: &Project, statement: &str) -> i64 {
+    let mut least = i64::MAX;
+    for _ in 0..5 {
+        let sql = project.database.schema.sql(&format!("explain (analyze, wal, format json) {statement}"));
+        let plan: Value = sqlx::query_scalar(sql).fetch_one(&project.database.pool).await.expect("explain");
+        least = least.min(plan[0]["Plan"]["WAL Bytes"].as_i64().expect("a number"));
+    }
+    least
+}
+
+/// Messages without a key pay nothing for keys: a produce writes what a bare INSERT into the log does, a turn less than 20 bytes
+/// a message, and no row of a key is there.
+#[tokio::test]
+async fn an_unkeyed_message_writes_no_more_for_the_keys_that_others_have() {
+    let project = Project::declare(&streams("")).await;
+    let host = engine::register(&project.database, "test", LIMIT).await.unwrap().to_string();
+    let group = project.group("email").await.id;
+    let payload = "convert_to(repeat('x', 1000), 'UTF8')";
+    let bare = format!(
+        "insert into {{schema}}.message_log_1 (id, payload)
+         select nextval('{{schema_text}}.message_log_1_id'), {payload} from generate_series(1, 250)"
+    );
+    let produce = format!("select * from {{schema}}.produce_batch('orders', array_fill({payload}, array[250]))");
+    let (bare, produced) = (wal_bytes(&project, &bare).await, wal_bytes(&project, &produce).await);
+    let turn = wal_bytes(&project, &turn_statement(group, &host, 250, 10)).await;
+    println!("WAL bytes of 250 messages: bare {bare}, produced {produced}, claimed {turn}");
+    assert!(bare >= 250 * 1000 && produced <= bare + bare / 50, "bare {bare}, produced {produced}");
+    assert!((1..250 * 20).contains(&turn), "a turn wrote {turn}");
+    assert_eq!(project.number("select count(*) from {schema}.claim").await, 5, "each turn took something");
+    let keys =
+        "select (select count(*) from {schema}.message_key_lease) + (select count(*) from {schema}.compaction_head_1)
+        + (select count(*) from {schema}.exception)";
+    assert_eq!(project.number(keys).await, 0);
 }

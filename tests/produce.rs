@@ -95,9 +95,13 @@ async fn a_repeated_idempotency_key_answers_the_first_id_within_its_window() {
     assert_eq!(once(connection, &project, call).await, (first, true), "I3");
     let (_, duplicate) = once(connection, &project, "'receipts', 'a', key => 'k', idempotency_key => 'once'").await;
     assert!(!duplicate, "I1: the scope is the stream");
-    for other in
-        ["'orders', 'b', key => 'k'", "'orders', 'a', key => 'l'", "'orders', 'a'", "'orders', null::text, key => 'k'"]
-    {
+    for other in [
+        "'orders', 'b', key => 'k'",
+        "'orders', 'a', key => 'l'",
+        "'orders', 'a'",
+        "'orders', null::text, key => 'k'",
+        "'orders', 'a', key => 'k', compaction => true, rank => 7",
+    ] {
         let sql = format!("select {{schema}}.produce({other}, idempotency_key => 'once')");
         let result = sqlx::raw_sql(project.database.schema.sql(&sql)).execute(&mut *connection).await;
         let (sqlstate, message, hint) = refusal(result, &sql);

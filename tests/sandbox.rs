@@ -284,7 +284,7 @@ async fn what_is_produced_is_checked_and_kept_only_when_done() {
 
     let refused = [
         (r#"{"do": "produce", "count": 4}"#, "one delivery may produce 3 messages (groups.g.limits.produced_messages)"),
-        (r#"{"do": "produce", "to": "orders"}"#, "orders"),
+        (r#"{"do": "produce", "to": "orders"}"#, "not granted this stream; add \"orders\" to its `allow.produce`"),
         (r#"{"do": "produce", "bytes": 1048577}"#, "1048577 bytes and `receipts` takes 1048576"),
     ];
     for (payload, text) in refused {
@@ -293,6 +293,18 @@ async fn what_is_produced_is_checked_and_kept_only_when_done() {
         assert!(reason.contains(text), "{payload}: {reason}");
         assert!(finished.produced.is_empty());
     }
+}
+
+/// Without a grant SQL is denied, as an error of its own kind, and the next message is fine.
+#[tokio::test]
+async fn sql_is_denied_by_default() {
+    let handler = flaky(|_| {}).await;
+    for sql in ["select 1", "delete from anything", "not even SQL"] {
+        let finished = deliver(&handler, &serde_json::json!({"do": "sql", "sql": sql}).to_string()).await;
+        let Outcome::Retry { reason } = &finished.outcome else { panic!("{:?}", finished.outcome) };
+        assert!(reason.contains("the group is not granted SQL"), "{reason}");
+    }
+    assert_next_is_fine(&handler).await;
 }
 
 #[tokio::test]
