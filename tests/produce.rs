@@ -221,6 +221,23 @@ async fn of_two_large_batches_the_second_stores_what_is_left() {
     assert_eq!(project.number(drawn).await, before + 19);
 }
 
+/// A batch that loses a key to a transaction that was open draws its ids twice: the partitions reach that far, however small.
+#[tokio::test]
+async fn a_large_batch_that_loses_a_key_stays_within_the_partitions() {
+    let project = Project::declare(SMALL).await;
+    let mut first = project.session().await;
+    first.run("begin; select {schema}.produce('orders', 'x', idempotency_key => '2500')").await;
+    let sql = "select count(*) filter (where duplicate) from (
+            select array_agg(n::text) as keys from generate_series(1, 5000) as n) as given,
+            {schema}.produce_batch('orders', array_fill('x'::bytea, array[5000]), p_idempotency_keys => keys)";
+    let second = project.number(sql);
+    tokio::pin!(second);
+    assert!(tokio::time::timeout(Duration::from_millis(1000), &mut second).await.is_err(), "it must wait");
+    first.run("commit").await;
+    assert_eq!(tokio::time::timeout(LIMIT, second).await.expect("it goes on"), 1);
+    assert_eq!(project.number("select count(*) from {schema}.message_log_1").await, 5000);
+}
+
 /// Under REPEATABLE READ a concurrent duplicate cannot be answered: it is an error that says "again".
 #[tokio::test]
 async fn under_repeatable_read_a_concurrent_duplicate_is_a_serialization_failure() {
