@@ -32,7 +32,12 @@ pub(super) async fn lock_host(
             locked = &mut lock => return locked,
             () = sleep(LOOK) => {}
         }
-        match database.fetch_all(database.query(include_str!("frozen_end.sql")).bind(backend)).await {
+        // The look may have to wait for a connection, where this transaction has the only one: the lock must not wait for it.
+        let ended = tokio::select! {
+            locked = &mut lock => return locked,
+            ended = database.fetch_all(database.query(include_str!("frozen_end.sql")).bind(backend)) => ended,
+        };
+        match ended {
             Ok(ended) if ended.is_empty() => {}
             Ok(ended) => tracing::info!(host = host.0, sessions = ended.len(), "ended what a frozen host held"),
             Err(error) => tracing::debug!("failed to look who holds up a recovery: {error:#}"),

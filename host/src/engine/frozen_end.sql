@@ -5,6 +5,6 @@ with frozen as materialized (
     select a.pid
     from unnest(pg_blocking_pids($1)) as b (pid)
     join pg_stat_activity a on a.pid = b.pid
-    where a.wait_event_type = 'Client' and a.state_change < clock_timestamp() - interval '1 s' and a.usename = current_user
+    where a.wait_event_type = 'Client' and a.state_change < clock_timestamp() - interval '1 s' and a.usename = session_user
 )
 select pid from frozen where pg_terminate_backend(pid)
