@@ -98,6 +98,7 @@ mod invariants;
 
 mod open_transaction;
 
+mod frozen;
 mod gap_rule;
 
 mod extending;

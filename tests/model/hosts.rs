@@ -131,7 +131,7 @@ pub struct Living {
 
 impl Living {
     pub async fn begin(world: &World, name: &str, manner: Manner) -> Self {
-        let database = world.another_host().await;
+        let database = world.another_host().await.of_host(name);
         let mut consumer =
             Consumer::start(&database, &world.host, name, Arc::new(Counters::default())).expect("start a host");
         consumer.alive().await;

@@ -137,6 +137,7 @@ impl Host {
         handlers: Vec<(String, Arc<dyn Handler>)>,
     ) -> Self {
         let counters = Arc::new(Counters::default());
+        let database = database.of_host(&name);
         let mut consumer = Consumer::start(&database, &config, &name, Arc::clone(&counters)).expect("start a host");
         consumer.alive().await;
         let groups = engine::load_groups(&database).await.expect("load the groups");

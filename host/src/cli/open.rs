@@ -76,12 +76,15 @@ pub async fn reach(global: &Global, config: &config::Database) -> Result<Option<
     Database::connect(&connect, config.max_connections, &config.schema).await.map(Some)
 }
 
-/// Opens the database of a host, which owns the project's Postgres if it needs one.
-pub async fn open_for_host(global: &Global, config: &config::Database) -> Result<Opened> {
-    match target(global, config)? {
-        Target::Given(connect) => finish(&connect, config, None).await,
-        Target::Own => own(&data_folder(global), config).await,
-    }
+/// Opens the database of a host, which owns the project's Postgres if it needs one. `name` is shown to people.
+pub async fn open_for_host(global: &Global, config: &config::Database, name: &str) -> Result<Opened> {
+    let opened = match target(global, config)? {
+        Target::Given(connect) => finish(&connect, config, None).await?,
+        Target::Own => own(&data_folder(global), config).await?,
+    };
+    let database = opened.database.of_host(name);
+    opened.database.close().await;
+    Ok(Opened { database, ..opened })
 }
 
 async fn own(folder: &Path, config: &config::Database) -> Result<Opened> {

@@ -38,6 +38,9 @@ const PROBE_MAX: Duration = Duration::from_secs(2);
 #[cfg(feature = "host")]
 const GUESTS_ACQUIRE_MAX: Duration = Duration::from_secs(3600);
 
+/// What sessions of ours are called in `pg_stat_activity`; those of a host have its name behind it.
+const APPLICATION: &str = "millstream";
+
 /// Longest name in Postgres, in bytes; a longer one would be cut and two schemas could become one.
 const NAME_BYTES_MAX: usize = 63;
 
@@ -149,6 +152,15 @@ impl Database {
         Self { pool, ..self.clone() }
     }
 
+    /// The same database through a pool of as many connections, whose sessions say which host they belong to. If it is frozen,
+    /// others find them by that and end them (`engine::frozen`).
+    #[cfg(feature = "host")]
+    pub fn of_host(&self, name: &str) -> Self {
+        let options = self.connect.options.clone().application_name(&format!("{APPLICATION} {name}"));
+        let connect = Connect { options, pooler: self.connect.pooler };
+        Self { connect, ..self.clone() }.with_own_pool(self.pool.options().get_max_connections())
+    }
+
     /// The same database for the SQL of handlers, over at most as many connections again as the pool has. No statement
     /// on them has a name: a guest can close a named statement and prepare one of its own under that name, which we would
     /// then run. Each is as new when it comes back: rolled back, and without anything a guest left in its session; only
@@ -218,7 +230,7 @@ impl fmt::Debug for Database {
 /// What every connection of ours has, whoever named the server.
 fn tuned(connect: &Connect) -> Connect {
     // Statements hold no payload (parameters only), but a slow one would be logged with its whole text at WARN.
-    let options = connect.options.clone().application_name("millstream").disable_statement_logging();
+    let options = connect.options.clone().application_name(APPLICATION).disable_statement_logging();
     if connect.pooler == Pooler::Transaction {
         // A pooler refuses startup parameters it does not know, and a named statement may meet a server without it.
         let options = options.statement_cache_capacity(0).extra_float_digits(None);

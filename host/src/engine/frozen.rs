@@ -1,5 +1,6 @@
 //! The row of a host whose lease has run out may be locked by the host itself: frozen in the middle of a turn or a settle, it
-//! neither ends nor goes on, and neither does its session. Whoever takes its work over ends that session.
+//! neither ends nor goes on, and neither does its session. Whoever takes its work over ends that session, which it knows by
+//! the host's name.
 
 use std::time::Duration;
 
@@ -32,10 +33,11 @@ pub(super) async fn lock_host(
             locked = &mut lock => return locked,
             () = sleep(LOOK) => {}
         }
+        let ended = database.query(include_str!("frozen_end.sql")).bind(backend).bind(host.0);
         // The look may have to wait for a connection, where this transaction has the only one: the lock must not wait for it.
         let ended = tokio::select! {
             locked = &mut lock => return locked,
-            ended = database.fetch_all(database.query(include_str!("frozen_end.sql")).bind(backend)) => ended,
+            ended = database.fetch_all(ended) => ended,
         };
         match ended {
             Ok(ended) if ended.is_empty() => {}

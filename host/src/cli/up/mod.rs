@@ -53,8 +53,9 @@ impl Up {
     pub async fn run(&self, global: &Global) -> Result<()> {
         let mut signals = Signals::listen()?;
         let config = global.load_config()?;
+        let name = host_name();
         let opened = tokio::select! {
-            opened = open_for_host(global, &config.database) => opened?,
+            opened = open_for_host(global, &config.database, &name) => opened?,
             () = signals.asked_to_stop() => return Ok(()),
         };
         let result = self.host(global, config, &opened, &mut signals).await;
@@ -78,8 +79,9 @@ impl Up {
             }
         }
         let cache = data_folder(global).join("cache");
+        let name = host_name();
         let mut parts = tokio::select! {
-            parts = Parts::start(database, &config, &global.config, cache, wanted) => parts?,
+            parts = Parts::start(database, &name, &config, &global.config, cache, wanted) => parts?,
             () = signals.asked_to_stop() => return Ok(()),
         };
         super::output::complain(&ready_line(opened, &parts));
@@ -162,4 +164,10 @@ fn ready_line(opened: &Opened, parts: &Parts) -> String {
         }
     }
     format!("{line}; {}", parts.describe())
+}
+
+/// As people know this process: machine and process id.
+fn host_name() -> String {
+    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
+    format!("{}:{}", machine.trim(), std::process::id())
 }

@@ -52,6 +52,7 @@ impl Parts {
     /// Returns when every handler file has been loaded, refused or found missing, and the host has an identity.
     pub async fn start(
         database: &Database,
+        name: &str,
         config: &Config,
         config_file: &Path,
         cache: PathBuf,
@@ -70,7 +71,7 @@ impl Parts {
         let deployer = Deployer::start(sandbox.clone(), folder, wanted.deployments(), shutdown.clone()).await;
         let counters = Arc::new(Counters::default());
         counters.publish("sandbox", json!(sandbox.describe()));
-        let consumer = Consumer::start(database, &config.host, &host_name(), Arc::clone(&counters))?;
+        let consumer = Consumer::start(database, &config.host, name, Arc::clone(&counters))?;
         let recorder = Recorder::default();
         let running = HashMap::new();
         let mut parts = Self { sandbox, deployer, consumer, counters, recorder, wanted, running, shutdown };
@@ -159,10 +160,4 @@ impl Parts {
         self.shutdown.cancel();
         self.deployer.join().await;
     }
-}
-
-/// As people know this process: machine and process id.
-fn host_name() -> String {
-    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
-    format!("{}:{}", machine.trim(), std::process::id())
 }
