@@ -116,6 +116,7 @@ mod seek;
 mod seek_hosts;
 
 mod seek_key;
+mod seek_key_meanwhile;
 
 mod payloads;
 

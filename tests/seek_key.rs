@@ -11,13 +11,13 @@ use std::{
 
 use millstream::{
     config::Start,
-    engine::{self, KeySeeked, Settlement, Token, Verdict, Wanted, preview_seek_key, seek_key},
+    engine::{self, KeySeeked, preview_seek_key, seek_key},
     handler::{Concurrency, NewMessage},
 };
 use serde_json::json;
 
 use crate::support::{
-    engine::{Project, done, request},
+    engine::{Project, done},
     keyed::{LIMIT, all_done, failed, keyed, rejected, steps, streams, version},
     verbs::Verbs,
     wait_for,
@@ -175,63 +175,6 @@ async fn w5_a_seek_of_a_key_without_a_mode_waits_for_what_runs_of_it() {
     let mut expected = [named("a", 0..5), named("a", 0..5), named("b", 0..5)].concat();
     expected.sort();
     assert_eq!(ended, expected);
-}
-
-/// What is claimed while a seek waits is delivered after the seek began: it comes from its claim, however that ends, and from
-/// nowhere else.
-#[tokio::test]
-async fn w5_what_is_claimed_while_a_seek_of_its_key_waits_comes_once() {
-    let project = Project::declare(&streams("")).await;
-    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
-    let group = project.group("email").await;
-    produce(&project, &["a"], Concurrency::Parallel, 2).await;
-    let claim_one = async || {
-        let wanted = Wanted { messages: 1, bytes: 1 << 20, retries: 1 };
-        let turn = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.expect("claim");
-        let [claimed] = &turn.claimed[..] else { panic!("{turn:?}") };
-        (claimed.token, claimed.message.id)
-    };
-    let settle = async |(token, id): (Token, i64), verdict: Verdict| {
-        let one = Settlement::plain(token, id, verdict);
-        engine::settle(&project.database, host, &group, &[one]).await.expect("settle")
-    };
-    let first = claim_one().await;
-    let database = project.database.another_host().await;
-    let waiting = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, LIMIT).await });
-    tokio::time::sleep(Duration::from_secs(1)).await; // it has seen the first claim by then
-    let second = claim_one().await;
-    settle(first, Verdict::Done).await;
-    let seeked = waiting.await.unwrap().expect("seek a key");
-    assert_eq!((seeked.replayed, seeked.reset), (1, 0), "the first one: {seeked:?}");
-    let again = claim_one().await;
-    assert_eq!(again.1, first.1);
-    settle(again, Verdict::Done).await;
-    settle(second, Verdict::Again { delay: Duration::ZERO, failures: 0, failure: None }).await;
-    let last = claim_one().await;
-    assert_eq!(last.1, second.1);
-    settle(last, Verdict::Done).await;
-    assert_eq!(project.left_over().await, 0);
-}
-
-/// A seek of the whole group while one of a key waits brings all of it again: the other changes nothing.
-#[tokio::test]
-async fn w5_a_seek_of_the_group_ends_the_seek_of_a_key_that_waits() {
-    let project = Project::declare(&streams("")).await;
-    let host = engine::register(&project.database, "test", LIMIT).await.unwrap();
-    let group = project.group("email").await;
-    produce(&project, &["a"], Concurrency::Parallel, 2).await;
-    let wanted = Wanted { messages: 2, bytes: 1 << 20, retries: 1 };
-    let turn = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.expect("claim");
-    assert_eq!(turn.claimed.len(), 2);
-    let database = project.database.another_host().await;
-    let waiting = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, LIMIT).await });
-    tokio::time::sleep(Duration::from_secs(1)).await; // it has seen the claim by then
-    let sent = engine::seek(&project.database, group.id, group.stream_id, "email", &Start::Earliest).await;
-    sent.expect("seek the group");
-    let refused = waiting.await.unwrap().expect_err("it was sent elsewhere");
-    assert!(format!("{refused:#}").contains("sent elsewhere meanwhile; nothing was changed"), "{refused:#}");
-    let rows = "select (select count(*) from {schema}.exception) + (select count(*) from {schema}.claim)";
-    assert_eq!((project.number(rows).await, project.number(PAUSED).await), (0, 0));
 }
 
 /// Goal: under load, with two hosts and failures, a key that is sent back again and again loses nothing, never overlaps and

@@ -24,6 +24,7 @@ create table {schema}.stream (
     tombstone_retention_ms    bigint not null,
     max_lag_ms                bigint,           -- null: a lagging group is never passed
     policy                    jsonb not null,   -- the whole declaration, as last applied
+    past_shards               smallint not null default 1, -- most of any key rule that changed: its messages keep their lanes
     created_at                timestamptz not null default clock_timestamp(),
     constraint stream_name_unique unique (name),
     constraint stream_name_length check (octet_length(name) between 1 and 200)

@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
 
@@ -22,7 +22,11 @@ use super::{
     seek::{check_point, held_by, id_and_time, lock_group},
     settle::{Burial, bury},
 };
-use crate::{config::Start, database::Database, handler::FailureClass};
+use crate::{
+    config::{self, Start},
+    database::Database,
+    handler::FailureClass,
+};
 
 /// What a seek of one key did, or would do. The field names are a contract.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -197,17 +201,24 @@ async fn send(
     if let Err(error) = lock_group(database, &mut tx, group.id).await {
         return Err(held_by(database, group.id, error).await.context("lock the group for the seek of a key"));
     }
-    if held.is_some() {
-        // A lane that the key's rule does not name any more is not held.
-        ensure!(busy(database, &mut tx, group, key).await?.is_none(), "the key was taken meanwhile; try again");
+    let row =
+        database.query(include_str!("seek_key_group.sql")).bind(group.id.0).bind(key).fetch_optional(&mut *tx).await;
+    let row = row.context("look whether all is as it was")?.context("the group is gone")?;
+    let policy: config::Group = serde_json::from_value(row.try_get("policy")?).context("read the group's policy")?;
+    let meanwhile = if row.try_get::<i64, _>("epoch")? != group.epoch {
+        Some("the group was sent elsewhere") // what was read comes again by itself
+    } else if policy != *group.policy {
+        Some("the group was declared anew") // what was read is not what it takes
+    } else if held.is_some() && row.try_get::<i64, _>("let_go")? > 0 {
+        Some("the key was resumed, or has more lanes") // what came since would be before what comes again
+    } else if held.is_some() && busy(database, &mut tx, group, key).await?.is_some() {
+        Some("the key was taken")
+    } else {
+        None
+    };
+    if let Some(meanwhile) = meanwhile {
+        bail!("{meanwhile} meanwhile; nothing was changed. Try again");
     }
-    let row = database.query(include_str!("epoch.sql")).bind(group.id.0).fetch_optional(&mut *tx).await;
-    let row = row.context("look whether the group was sent elsewhere")?.context("the group is gone")?;
-    // What was read comes again by itself then.
-    ensure!(
-        row.try_get::<i64, _>(0)? == group.epoch,
-        "the group was sent elsewhere meanwhile; nothing was changed. Try again"
-    );
     let seeked = apply(database, &mut tx, (group, key), (found.after, &found.ids), held.unwrap_or_default()).await?;
     Ok((tx, seeked))
 }
@@ -255,8 +266,12 @@ impl Found {
         while self.last < upto {
             let query = database.stream_query(include_str!("seek_key_read.sql"), group.stream_id.0);
             let query = query.bind(self.last).bind(READ_ROWS).bind(upto).bind(key);
-            let query =
-                query.bind(&filter.routing_keys).bind(&filter.keys).bind(&filter.not_keys).bind(&filter.headers);
+            let query = query
+                .bind(&filter.routing_keys)
+                .bind(&filter.keys)
+                .bind(&filter.not_keys)
+                .bind(&filter.headers)
+                .bind(group.id.0);
             let row = query.fetch_one(&mut *connection).await.context("read the log for the key")?;
             let (rows, ids): (i64, Vec<i64>) = (row.try_get("rows")?, row.try_get("ids")?);
             self.ids.extend(ids);

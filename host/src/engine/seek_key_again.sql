@@ -1,7 +1,6 @@
 -- Messages of a key that group $1 has passed come again: those of $2 that are still there, and of compacted ones only the
--- winner. $3 is the group's concurrency_override. What lies in an open gap still comes by itself, and what a claim holds runs: a
--- second right to deliver it would have its effects twice. Called by engine::seek_key after seek_key_reset.sql; message_log and
--- compaction_head primary keys, cursor_gap_group, claim_group.
+-- winner. $3 is the group's concurrency_override. What a claim holds runs: a second right to deliver it would have its effects
+-- twice. Called by engine::seek_key after seek_key_reset.sql; message_log and compaction_head primary keys, claim_group.
 insert into {schema}.exception (group_id, message_id, state, due_at, message_key, lane, concurrency, compaction_rank, replay)
 select $1, l.id, case when l.mode = 'parallel' then 'waiting' else 'deferred' end::{schema}.exception_state,
     case when l.mode = 'parallel' then clock_timestamp() end, l.message_key, l.lane, l.mode, l.compaction_rank, true
@@ -9,8 +8,7 @@ from (
     select id, message_key, lane, compaction_rank, least(concurrency, $3::text::{schema}.concurrency) as mode
     from {schema}.log_rows_{stream_id}($2)
 ) as l
-where not exists (select from {schema}.cursor_gap g where g.group_id = $1 and g.missing @> l.id)
-    and not coalesce((
+where not coalesce((
         select range_agg(r.ids) from {schema}.claim k, unnest(k.pending) as r (ids) where k.group_id = $1 and k.id > 0) @> l.id, false)
     and (l.compaction_rank is null or l.id = (
         select h.message_id from {schema}.compaction_head_{stream_id} h where h.message_key = l.message_key))

@@ -46,7 +46,7 @@ end
 $$;
 
 -- Holds a key, or lets it go on: a host that has it finishes what it took, and nothing more of it runs until then. Answers
--- how many lanes that changed. A key held without a mode has no effect: its messages do not ask.
+-- how many lanes that changed; those of older rules are among them. A key held without a mode has no effect: its messages do not ask.
 create or replace function {schema}.pause_key(p_group integer, p_key text) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
@@ -56,9 +56,10 @@ begin
     perform pg_advisory_xact_lock({lock_class} + 1, p_group);
     insert into {schema}.message_key_lease as l (group_id, message_key, lane, paused_at)
     select p_group, p_key, lane, clock_timestamp()
-    from generate_series(0, coalesce((
-        select r.shards from {schema}.key_rule r join {schema}.consumer_group g on g.stream_id = r.stream_id
-        where g.id = p_group and p_key like r.pattern order by r.ordinal limit 1), 1) - 1) as lane
+    from generate_series(0, (
+        select greatest(s.past_shards, (
+            select r.shards from {schema}.key_rule r where r.stream_id = s.id and p_key like r.pattern order by r.ordinal limit 1)) - 1
+        from {schema}.consumer_group g join {schema}.stream s on s.id = g.stream_id where g.id = p_group)) as lane
     on conflict (group_id, message_key, lane) do update set paused_at = excluded.paused_at, changed_at = excluded.paused_at
         where l.paused_at is null;
     get diagnostics v_lanes = row_count;
