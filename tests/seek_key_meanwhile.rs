@@ -150,7 +150,8 @@ async fn w5_what_comes_out_of_a_gap_while_a_seek_of_its_key_waits_comes_once() {
 async fn w5_a_seek_of_the_group_ends_the_seek_of_a_key_that_waits() {
     let taker = Taker::start().await;
     taker.produce(2).await;
-    (taker.take().await, taker.take().await);
+    taker.take().await;
+    taker.take().await;
     let seek = taker.begin_to_seek().await;
     let group = &taker.group;
     let sent = engine::seek(&taker.project.database, group.id, group.stream_id, "email", &Start::Earliest).await;

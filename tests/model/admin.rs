@@ -43,11 +43,11 @@ pub async fn operator(world: Arc<World>) {
                     1..4 => hold_or_let_go(&world, &groups, &mut held, (index, Some(key))).await,
                     4..7 => skip(&world, group, key).await,
                     7..9 => release(&world, group, key).await,
-                    9 if world.has_seeks && seeks < SEEKS_MAX => {
+                    9 if seeks < SEEKS_MAX => {
                         seeks += 1;
                         seek(&world, &mut random, group).await;
                     }
-                    10.. if world.has_seeks && !held.contains_key(&(index, Some(key.clone()))) => {
+                    10.. if !held.contains_key(&(index, Some(key.clone()))) => {
                         seek_key(&world, &mut random, group, key).await;
                     }
                     _ => {}

@@ -83,9 +83,6 @@ pub struct World {
     pub cuts_connections: bool,
     /// The operator pauses, seeks, skips and releases too.
     pub has_verbs: bool,
-    /// And sends groups and keys elsewhere: in the long form and where a seed is asked for. What a seek makes of a message the
-    /// reference tells apart by times, which is not exact to the last case; the seeks have tests of their own.
-    pub has_seeks: bool,
     /// Of each kind.
     pub keys: u64,
     /// Most milliseconds between two transactions of a producer.
@@ -148,7 +145,6 @@ fn world(seed: u64, project: &Project, random: &mut fastrand::Rng, is_calm: bool
         keys: *random.choice(&[1, 2, 4, 20]).unwrap(),
         pause_ms: *random.choice(&[5, 30, 100]).unwrap(),
         has_verbs: random.u32(0..3) > 0,
-        has_seeks: ["MILLSTREAM_SOAK", "MILLSTREAM_SEED"].iter().any(|name| std::env::var_os(name).is_some()),
         main: tokio::runtime::Handle::current(),
         dispatch: project.database.dispatch(),
         produced: AtomicBool::new(false),

@@ -37,8 +37,8 @@ fn text(hot: &HotKeys) -> String {
     let mut text = table(&COLUMNS, &hot.keys.iter().map(cells).collect::<Vec<_>>());
     let window = human::duration(std::time::Duration::from_millis(hot.window_ms));
     text.push_str(&format!(
-        "\nlast {window}, {} hosts: {} deliveries of {} ms on average",
-        hot.hosts,
+        "\nlast {window}, {}: {} deliveries of {} ms on average",
+        human::counted(hot.hosts as u64, "host"),
         human::count(hot.messages),
         if hot.messages == 0 { "0".to_owned() } else { format!("{:.1}", hot.busy_ms / hot.messages as f64) },
     ));

@@ -91,7 +91,8 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
 }
 
-fn not_in_file(config: &Config, state: &State) -> Vec<String> {
+/// What is declared and does not stand in streams.toml.
+pub(super) fn not_in_file(config: &Config, state: &State) -> Vec<String> {
     let streams = state.streams.iter().filter(|stream| !config.streams.contains_key(&stream.stream));
     let groups = state.groups.iter().filter(|group| !config.groups.contains_key(&group.group));
     let streams = streams.map(|stream| format!("stream {}", stream.stream));
@@ -110,14 +111,14 @@ fn text(answer: &Answer) -> String {
     }
     let failures: Vec<String> = totals.failures.iter().map(|(class, count)| format!("{count} {class}")).collect();
     parts.push(format!(
-        "since the hosts' start: {} delivered, failures: {}; {} fenced, {} recovered, {} reloads, {} memory growths; {} gaps open\n",
+        "since the hosts' start: {} delivered, failures: {}; {} fenced, {} recovered, {}, {}; {} open\n",
         human::count(totals.delivered),
         if failures.is_empty() { "none".to_owned() } else { failures.join(", ") },
         totals.fenced,
         totals.recovered,
-        totals.reloads,
-        human::count(totals.memory_growths),
-        totals.gaps
+        human::counted(totals.reloads, "reload"),
+        human::counted(totals.memory_growths, "memory growth"),
+        human::counted(totals.gaps.unsigned_abs(), "gap")
     ));
     let notes = notes(answer);
     if !notes.is_empty() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::{
-    super::{groups::short, human},
+    super::{groups::short, human, status::not_in_file},
     Finding,
 };
 use crate::{
@@ -45,14 +45,8 @@ async fn find(database: &Database, config: &Config) -> Result<Vec<Finding>> {
     }
     findings.push(Finding::ok("tables", "current"));
     let changes = engine::plan(Some(database), config).await?;
-    findings.push(if changes.is_empty() {
-        Finding::ok("declared", "what streams.toml says")
-    } else {
-        let found =
-            format!("streams.toml differs from what is applied in {}", human::counted(changes.len() as u64, "point"));
-        Finding::note("declared", found, "`millstream plan` tells them, `millstream apply` applies them")
-    });
     let state = engine::inspect(database).await?;
+    findings.push(declared(changes.len(), &not_in_file(config, &state)));
     findings.push(hosts(&state, config.host.heartbeat));
     findings.extend(state.hosts.iter().flat_map(growing_handlers));
     findings.extend(state.hosts.iter().flat_map(refused_handlers));
@@ -69,6 +63,21 @@ fn namesake() -> Finding {
 }
 
 /// Leases are judged by the database's clock, so no clock of a host is compared.
+/// `differences` is how many points of streams.toml are not applied, `more` what is declared besides.
+fn declared(differences: usize, more: &[String]) -> Finding {
+    if differences > 0 {
+        let points = human::counted(differences as u64, "point");
+        let found = format!("streams.toml differs from what is applied in {points}");
+        return Finding::note("declared", found, "`millstream plan` tells them, `millstream apply` applies them");
+    }
+    if !more.is_empty() {
+        let found = format!("what streams.toml says, and besides: {}", more.join(", "));
+        let mend = "`millstream forget GROUP` removes a group, whose messages are kept for it until then";
+        return Finding::note("declared", found, mend);
+    }
+    Finding::ok("declared", "what streams.toml says")
+}
+
 fn hosts(state: &State, heartbeat: Duration) -> Finding {
     let milliseconds = |ms: i64| human::duration(Duration::from_millis(ms.unsigned_abs()));
     let late_ms = i64::try_from(heartbeat.as_millis()).unwrap_or(i64::MAX).saturating_mul(2);
@@ -141,6 +150,18 @@ mod tests {
             handlers: std::collections::BTreeMap::new(),
             counters,
         }
+    }
+
+    #[test]
+    fn what_is_declared_and_not_in_the_file_is_noted() {
+        let more = ["group old".to_owned()];
+        let told = |differences, more| {
+            let finding = declared(differences, more);
+            (finding.state, finding.found)
+        };
+        assert_eq!(told(0, &[]), (Judged::Ok, "what streams.toml says".to_owned()));
+        assert_eq!(told(0, &more), (Judged::Note, "what streams.toml says, and besides: group old".to_owned()));
+        assert_eq!(told(1, &more).0, Judged::Note);
     }
 
     #[test]

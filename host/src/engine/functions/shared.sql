@@ -148,7 +148,7 @@ begin
         from unnest(p_keys) with ordinality as g(x, o) where octet_length(x) not between 1 and 1024 limit 1;
         if v_item is not null then
             raise exception 'key of message % has % bytes', v_item, v_bytes
-                using errcode = 'MS003', hint = 'A key has 1 to 1024 bytes; for no key give null.';
+                using errcode = 'MS003', hint = 'A key has 1 to 1024 bytes; leave it out (null) for a message without one.';
         end if;
     end if;
 
