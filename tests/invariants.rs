@@ -1,26 +1,28 @@
-//! Invariants of idempotent and transactional produce that need a walk of their own: I2, I5, I7, I9, I10, T2. The others stand
-//! where their subject is: I1, I3, I4, I6, I8, T1 and T3 in `produce.rs` and `client.rs`, T4 and T6 in `keys_produce.rs`, T5 in
-//! `lost_replies.rs`, T7 in `guest_sql.rs`; all under faults in `ledger.rs` and `model/`. `tidy.rs` holds that each has a test.
+//! Invariants of idempotent and transactional produce that need a walk of their own: I2, I5, I7, I8, I9, I10, T2. The others
+//! stand where their subject is: I1, I3, I4, I6 and T3 in `produce.rs` and `client.rs`, I7 and T1 under crashes in `crashes.rs`,
+//! T4 and T6 in `keys_produce.rs`, T5 in `lost_replies.rs`, T7 in `guest_sql.rs` and `up_hosts.rs`; T5 and T7 under faults in
+//! `ledger.rs`, T1 and T2 with random operations in `model/`. `tidy.rs` holds that each has a test.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use millstream::{
     client::{Client, Error, ProduceOptions},
-    config,
-    database::{
-        Database,
-        embedded::{Options, Server},
-        migrate,
-    },
-    engine::{self, Step},
+    config::Start,
+    database::Database,
+    engine::{self, DeadFilter, Step},
 };
+use tokio::{task::JoinSet, time::timeout};
 
 use crate::support::{
-    engine::{Project, done, number},
-    scratch_folder, wait_for,
+    engine::{Project, done},
+    keyed::rejected,
+    wait_for,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -89,8 +91,8 @@ async fn i5_a_key_is_remembered_only_with_its_message() {
     assert!(!once(&project.database, "l").await.1);
 }
 
-/// I7. The memory survives what becomes of its message and of the stream: acknowledged, dead, passed by a seek, removed by
-/// retention, declared again with other settings, served by a newer set of functions.
+/// I7. The memory survives what becomes of its message and its stream: acknowledged, removed by retention, declared again with
+/// other settings. `crashes.rs` has crashes and failovers.
 #[tokio::test]
 async fn i7_the_memory_survives_acknowledgement_removal_and_other_settings() {
     let project = Project::declare(&format!("{STREAMS}{GROUP}")).await;
@@ -119,31 +121,142 @@ async fn i7_the_memory_survives_acknowledgement_removal_and_other_settings() {
     assert_eq!(once(&project.database, "k").await, (first, true), "the longer window counts from the first accept");
 }
 
-/// I7. The memory is on disk when the produce has answered: Postgres is killed, started again, and the key is known.
+/// I7. Nor does it depend on what groups do with the message, and on which functions serve it: dead, redriven, discarded, passed
+/// by a seek and gone back to, its group forgotten, all functions replaced.
 #[tokio::test]
-async fn i7_the_memory_survives_a_crash_of_postgres() {
-    let folder = scratch_folder();
-    let start = async || {
-        let options = Options { folder: folder.path().to_owned(), throw_away: false };
-        let server = Server::start(options).await.expect("start Postgres");
-        let database = Database::connect(&server.connect(), 4, "millstream").await.expect("connect");
-        (server, database)
+async fn i7_the_memory_survives_dead_letters_seeks_a_forgotten_group_and_other_functions() {
+    let streams = format!("{STREAMS}{GROUP}retry = {{ max_attempts = 1 }}\n");
+    let project = Project::declare(&streams).await;
+    let (first, _) = once(&project.database, "k").await;
+    let is_known = async |when: &str| {
+        assert_eq!(once(&project.database, "k").await, (first, true), "{when}");
+        assert_eq!(project.number("select count(*) from {schema}.message_log_1").await, 1, "{when}");
     };
-    let (server, database) = start().await;
-    migrate(&database).await.expect("migrate");
-    let config = config::parse(STREAMS, std::path::Path::new("streams.toml"), &|_| None).unwrap();
-    engine::apply(&database, &config).await.expect("declare");
-    let (first, _) = once(&database, "k").await;
-    let lock_file = std::fs::read_to_string(server.data_folder().join("postmaster.pid")).unwrap();
-    let pid = rustix::process::Pid::from_raw(lock_file.lines().next().unwrap().parse().unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    server.ended().await;
-    drop((server, database));
-    let (server, database) = start().await;
-    assert_eq!(once(&database, "k").await, (first, true));
-    assert_eq!(number(&database, "select count(*) from {schema}.message_log_1").await, 1);
+    let fails = Arc::new(AtomicBool::new(true));
+    let failed = Arc::new(AtomicUsize::new(0));
+    let (judge, counted) = (Arc::clone(&fails), Arc::clone(&failed));
+    let judge = move |_| {
+        if judge.load(Relaxed) {
+            counted.fetch_add(1, Relaxed);
+            rejected()
+        } else {
+            done()
+        }
+    };
+    let host = project.host("email", judge).await;
+    let group = project.group("email").await;
+    let dead = async || engine::pick_dead(&project.database, group.id, &DeadFilter::default()).await.expect("pick");
+    wait_for("it is dead", LIMIT, async || dead().await.len() == 1).await;
+    is_known("dead").await;
+    let letter = dead().await;
+    engine::redrive(&project.database, &letter, false, |_| ()).await.expect("redrive");
+    wait_for("it is dead again", LIMIT, async || failed.load(Relaxed) == 2 && dead().await.len() == 1).await;
+    is_known("redriven").await;
+    assert_eq!(engine::discard(&project.database, &dead().await, |_| ()).await.expect("discard"), 1);
+    is_known("discarded").await;
+    fails.store(false, Relaxed);
+    for (start, done) in [(Start::Latest, 0), (Start::Earliest, 1)] {
+        engine::seek(&project.database, group.id, group.stream_id, "email", &start).await.expect("seek");
+        wait_for("it is delivered as often as the seek says", LIMIT, async || host.count("email", "done") == done)
+            .await;
+        is_known(&format!("{start:?}")).await;
+    }
+    host.drain().await;
+    engine::forget(&project.database, group.id, "email", false).await.expect("forget");
+    is_known("its group is forgotten").await;
+    project.run("update {schema}.function_set set checksum = 'older'").await;
+    engine::apply(&project.database, &project.config).await.expect("declare");
+    let older = "select count(*) from {schema}.function_set where checksum = 'older'";
+    assert_eq!(project.number(older).await, 0, "they were installed again");
+    is_known("other functions").await;
+}
+
+/// A way to produce one message under an idempotency key.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Sql,
+    SqlBatch,
+    Client,
+    ClientBatch,
+    ClientTransaction,
+}
+
+const WAYS: [Way; 5] = [Way::Sql, Way::SqlBatch, Way::Client, Way::ClientBatch, Way::ClientTransaction];
+
+impl Way {
+    /// Id and duplicate.
+    async fn once(self, database: &Database, client: &Client, key: &str) -> (i64, bool) {
+        let stream = client.raw_stream("orders");
+        let (same, options) =
+            (b"same".as_slice(), ProduceOptions { idempotency_key: Some(key.to_owned()), ..ProduceOptions::default() });
+        let produced = match self {
+            Self::Sql => return once(database, key).await,
+            Self::SqlBatch => {
+                let sql = "select id, duplicate from {schema}.produce_batch('orders', array['other', 'same']::bytea[],
+                    p_idempotency_keys => array[null, $1]) where ordinal = 2";
+                let one = sqlx::query_as(database.schema.sql(sql)).bind(key).fetch_one(&database.pool);
+                return one.await.expect("produce a batch");
+            }
+            Self::Client => stream.produce(same, options).await,
+            Self::ClientBatch => {
+                let batch = [(b"other".as_slice(), ProduceOptions::default()), (same, options)];
+                stream.produce_batch(batch).await.map(|mut answers| answers.remove(1))
+            }
+            Self::ClientTransaction => {
+                client.in_transaction(async |tx| stream.produce_in_tx(tx, same, options).await).await
+            }
+        };
+        let produced = produced.expect("produce");
+        (produced.id, produced.duplicate)
+    }
+}
+
+/// I8. Of concurrent produces with one id one is stored, whichever way they come. If the winner commits, the others are its
+/// duplicates; if it rolls back or dies, one of them is stored, never neither and never two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i8_of_concurrent_produces_with_one_id_exactly_one_is_stored() {
+    const OTHERS: i64 = 3;
+    let project = Project::declare(STREAMS).await;
+    let database = Arc::new(project.database.another_host().await);
+    let client = Client::connect(&project.database.url().await).await.unwrap();
+    let waiting =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    let mut rounds = 0;
+    for end in ["commit", "rollback", "select pg_terminate_backend(pg_backend_pid())"] {
+        for way in WAYS {
+            let key = format!("{way:?}, {end}");
+            let mut winner = project.session().await;
+            winner.run("begin").await;
+            let first = format!("select id from {{schema}}.produce('orders', 'same', idempotency_key => '{key}')");
+            let first = winner.number(&first).await;
+            let mut others = JoinSet::new();
+            for _ in 0..OTHERS {
+                let (database, client, key) = (Arc::clone(&database), client.clone(), key.clone());
+                others.spawn(async move { way.once(&database, &client, &key).await });
+            }
+            // The client lets those of one key wait on one connection.
+            let waits = if matches!(way, Way::Client) { 1 } else { OTHERS };
+            wait_for("they wait for the first", LIMIT, async || project.number(waiting).await == waits).await;
+            assert!(others.try_join_next().is_none(), "{key}: one did not wait");
+            let _ = winner.try_run(end).await; // the last of them fails, which is the point
+            drop(winner);
+            let told = timeout(LIMIT, others.join_all()).await.expect("they go on");
+            let duplicates = told.iter().filter(|(_, duplicate)| *duplicate).count() as i64;
+            let is_committed = end == "commit";
+            assert_eq!(duplicates, if is_committed { OTHERS } else { OTHERS - 1 }, "{key}: {told:?}");
+            assert!(told.iter().all(|(id, _)| *id == told[0].0 && (*id == first) == is_committed), "{key}: {told:?}");
+            rounds += 1;
+            let same = "select count(*) from {schema}.message_log_1 where payload = 'same'";
+            assert_eq!(project.number(same).await, rounds, "{key}: exactly one is stored");
+            assert_eq!(
+                project.number(&format!("{same} and id = {}", told[0].0)).await,
+                1,
+                "{key}: the one of the answer"
+            );
+        }
+    }
+    client.close().await;
     database.close().await;
-    server.stop().await.expect("stop");
 }
 
 /// I9, I10. No number of other keys and no idleness shortens the window: the memory has no bound but the promised time, and

@@ -70,6 +70,8 @@ mod side_effects;
 
 mod consume;
 
+mod crashes;
+
 mod client;
 
 mod client_commit;

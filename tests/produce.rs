@@ -157,7 +157,7 @@ async fn a_batch_stores_what_is_new_and_answers_for_all_in_order() {
 
 /// I5, I8: the second waits for the first, and takes its place when that one rolls back.
 #[tokio::test]
-async fn of_two_concurrent_produces_with_one_key_exactly_one_is_stored() {
+async fn i5_i8_of_two_concurrent_produces_with_one_key_exactly_one_is_stored() {
     let project = Project::declare(STREAMS).await;
     for (end, expected) in [("commit", true), ("rollback", false)] {
         let call = format!("'orders', 'a', idempotency_key => 'key {end}'");
@@ -180,7 +180,7 @@ async fn of_two_concurrent_produces_with_one_key_exactly_one_is_stored() {
 /// I6, I8 for batches that are large enough for the short way, in opposite order: the second waits, leaves out what the first
 /// has stored, and draws no id for a message that it holds twice.
 #[tokio::test]
-async fn of_two_large_batches_the_second_stores_what_is_left() {
+async fn i6_i8_of_two_large_batches_the_second_stores_what_is_left() {
     let project = Project::declare(STREAMS).await;
     let batch = |from: i32, upto: i32, order: &str| {
         format!(

@@ -20,6 +20,8 @@ pub mod log_lines;
 
 mod logs;
 
+pub mod own_postgres;
+
 mod program;
 
 pub mod proxy;
