@@ -6,9 +6,11 @@ use std::{
 };
 
 use millstream::{
-    engine::{self, Left, Request, Settled, Settlement, Verdict, Wanted},
-    handler::{Concurrency, Handler, NewMessage, SqlError, SqlValue, SqlWants},
+    config::Start,
+    engine::{self, GroupHandle, Left, Request, Settled, Settlement, Verdict, Wanted},
+    handler::{Concurrency, Finished, Handler, NewMessage, Outcome, SqlError, SqlValue, SqlWants},
 };
+use serde_json::json;
 
 use crate::support::{
     PATIENCE,
@@ -17,6 +19,9 @@ use crate::support::{
     handlers::{flaky, rounds},
     wait_for,
 };
+
+/// Most connections of a test's host for the SQL of handlers; as many as a group has slots.
+const CONNECTIONS: usize = 16;
 
 fn int(value: i64) -> SqlValue {
     SqlValue::Int64(value)
@@ -166,34 +171,65 @@ async fn a_hundred_deliveries_cut_in_the_middle_do_not_exhaust_the_connections()
     assert_eq!(desk.number("select sum(i) from public.t").await, 3);
 }
 
-/// T7: of a delivery that is no longer ours nothing is written, neither its SQL nor what it produced.
-#[tokio::test]
+/// Two deliveries of one host that ran SQL, left something in the outbox, and are not settled.
+async fn under_way(desk: &Desk) -> Vec<(Box<engine::OpenSql>, Settlement)> {
+    desk.project.produce("orders", &numbered(2)).await;
+    let request =
+        Request { lane_max: 64, wanted: Wanted { messages: 2, bytes: 1 << 20, retries: 2 }, ..Request::default() };
+    let turn = engine::claim(&desk.project.database, desk.host, &desk.group, &request).await.expect("claim");
+    let mut under_way = Vec::new();
+    for claimed in &turn.claimed {
+        let delivery = desk.delivery();
+        assert_eq!(delivery.execute("insert into t values (1)", &[]).await, Ok(1));
+        let Left::Open(sql) = delivery.session.take() else { panic!("no transaction is open") };
+        let receipt = NewMessage { stream: "receipts".into(), ..crate::support::engine::text("receipt") };
+        let once = NewMessage { idempotency_key: Some(format!("once {}", claimed.message.id)), ..receipt.clone() };
+        let one = Settlement::plain(claimed.token, claimed.message.id, Verdict::Done);
+        under_way.push((sql, Settlement { produced: vec![receipt, once], ..one }));
+    }
+    assert_eq!(under_way.len(), 2);
+    under_way
+}
+
+/// What deliveries have left: rows, messages and idempotency keys.
+async fn traces(desk: &Desk) -> (i64, i64, i64) {
+    let rows = desk.number("select count(*) from public.t").await;
+    let receipts = desk.project.number("select count(*) from {schema}.message_log_2").await;
+    (rows, receipts, desk.project.number("select count(*) from {schema}.idempotency_key_2").await)
+}
+
+/// T7: of a delivery that is no longer ours nothing is written, neither its SQL nor what it produced. Method: while it runs, its
+/// host's lease ends, another host takes the message over and does it; and a seek takes it from a host that lives on. One
+/// delivery beside it is settled before, so that it would have been.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t7_a_fenced_delivery_leaves_no_trace_of_its_sql_and_outbox() {
     let desk = Desk::new().await;
+    desk.project.database.expect_log("stopped while it still held work");
     desk.as_role("create table public.t (i integer)").await;
-    let fenced = desk.delivery();
-    assert_eq!(fenced.execute("insert into t values (1)", &[]).await, Ok(1));
-    let Left::Open(sql) = fenced.session.take() else { panic!("no transaction is open") };
-    let token = engine::Token { claim: engine::ClaimId(987_654), source: engine::Source::Log };
-    let receipt = |key: Option<&str>| NewMessage {
-        stream: "receipts".into(),
-        idempotency_key: key.map(str::to_owned),
-        ..crate::support::engine::text("receipt")
-    };
-    let produced = vec![receipt(None), receipt(Some("once"))];
-    let one = Settlement { produced, ..Settlement::plain(token, 1, Verdict::Done) };
-    let settled = engine::settle_with_sql(desk.host, &desk.group, &one, sql).await.unwrap();
-    assert!(matches!(settled, Settled::Committed { ref fenced, .. } if fenced.len() == 1), "{settled:?}");
-    let late = desk.delivery();
-    assert_eq!(late.execute("insert into t values (1)", &[]).await, Ok(1));
+    let mut deliveries = under_way(&desk).await;
+    let (sql, settlement) = deliveries.remove(0);
+    let settled = engine::settle_with_sql(desk.host, &desk.group, &settlement, sql).await.unwrap();
+    assert!(matches!(settled, Settled::Committed { ref fenced, .. } if fenced.is_empty()), "{settled:?}");
+    assert_eq!(traces(&desk).await, (1, 2, 1), "what is ours is written");
+
     desk.project.run("update {schema}.host set expires_at = clock_timestamp()").await;
-    let Left::Open(sql) = late.session.take() else { panic!("no transaction is open") };
-    let settled = engine::settle_with_sql(desk.host, &desk.group, &one, sql).await.unwrap();
+    let host = desk.project.host("email", |_| Finished::plain(Outcome::Done)).await;
+    wait_for("another host has recovered it, and done it", PATIENCE, async || host.count("email", "done") == 1).await;
+    wait_for("nothing is left over", PATIENCE, async || desk.project.left_over().await == 0).await;
+    let (sql, settlement) = deliveries.remove(0);
+    let settled = engine::settle_with_sql(desk.host, &desk.group, &settlement, sql).await.unwrap();
     assert!(matches!(settled, Settled::LeaseLost), "{settled:?}");
-    assert_eq!(desk.number("select count(*) from public.t").await, 0);
-    let left =
-        "select (select count(*) from {schema}.message_log_2) + (select count(*) from {schema}.idempotency_key_2)";
-    assert_eq!(desk.project.number(left).await, 0);
+    assert_eq!(traces(&desk).await, (1, 2, 1), "it came too late");
+    host.drain().await;
+
+    let desk = Desk { host: engine::register(&desk.project.database, "again", PATIENCE).await.unwrap(), ..desk };
+    let mut deliveries = under_way(&desk).await;
+    let GroupHandle { id, stream_id, .. } = desk.group;
+    engine::seek(&desk.project.database, id, stream_id, "email", &Start::Latest).await.expect("seek");
+    let (sql, settlement) = deliveries.remove(0);
+    let settled = engine::settle_with_sql(desk.host, &desk.group, &settlement, sql).await.unwrap();
+    assert!(matches!(settled, Settled::Committed { ref fenced, .. } if fenced.len() == 1), "{settled:?}");
+    assert_eq!(traces(&desk).await, (1, 2, 1), "a seek has taken it away");
 }
 
 /// A backend that is terminated takes the transaction with it, and the delivery is not to blame.
@@ -323,14 +359,28 @@ async fn handlers_cut_after_they_opened_sql_leave_nothing_and_no_connection_is_l
     let messages: Vec<_> = (0..rounds(100, 1_000)).map(|n| cut(if n % 2 == 0 { "spin" } else { "sleep" })).collect();
     project.produce("orders", &messages).await;
     let host = project.host_with(&[("email", handler)]).await;
-    let ended = async || host.count("email", "done") == messages.len() as u64;
-    wait_for("each was cut once, then done", PATIENCE, ended).await;
-    assert_eq!(project.number("select count(*) from public.t").await, 0);
+    let all = messages.len() as u64;
+    wait_for("each was cut once, then done", PATIENCE, async || host.count("email", "done") == all).await;
+    let failures = host.counters.snapshot()["groups"]["email"]["failures"].clone();
+    assert_eq!(failures, json!({"timeout": all}), "each was cut at its deadline, and nothing else went wrong");
+    assert_eq!((host.count("email", "delivered"), host.count("email", "again")), (2 * all, all));
+    assert_eq!(project.number("select count(*) from public.t").await, 0, "all of it was rolled back");
+    // The pool has lost none: as many as it may open are in a transaction at a time, waiting for what we hold.
+    let mut gate = project.session().await;
+    gate.run("begin; lock table public.t").await;
     let fine = crate::support::engine::text(r#"{"do": "sql", "sql": "insert into t values (2)", "count": 3}"#);
-    project.produce("orders", &[fine]).await;
-    wait_for("it is committed", PATIENCE, async || project.number("select count(*) from public.t").await == 3).await;
+    project.produce("orders", &vec![fine; CONNECTIONS]).await;
+    let waiting =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    let connections = i64::try_from(CONNECTIONS).unwrap();
+    wait_for("all connections wait", PATIENCE, async || project.number(waiting).await == connections).await;
+    gate.run("commit").await;
+    let inserted = "select count(*) from public.t";
+    wait_for("they go on", PATIENCE, async || project.number(inserted).await == 3 * connections).await;
     wait_for("nothing is left over", PATIENCE, async || project.left_over().await == 0).await;
-    let open = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'";
+    assert_eq!(project.number(inserted).await, 3 * connections, "each once");
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+        and state like 'idle in transaction%'";
     wait_for("no transaction is open", PATIENCE, async || project.number(open).await == 0).await;
     host.drain().await;
 }

@@ -11,7 +11,7 @@ use tokio::{task::JoinSet, time::timeout};
 
 use crate::support::{
     engine::{Project, Session, done},
-    handlers::rounds,
+    handlers::{is_soak, rounds},
     keyed::{LIMIT, all_done, streams},
     wait_for,
 };
@@ -96,6 +96,54 @@ async fn t4_an_open_producer_delays_only_its_own_key() {
     open.run("commit").await;
     assert_eq!(large.await.unwrap(), 100);
     same.await.unwrap();
+}
+
+/// T4, in time. How long others take from their produce to their handler beside a producer that keeps its transaction open, and
+/// without one, in turns: at most 20 ms more, in the middle of a soak's many. All of them arrive while it is open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t4_an_open_producer_delays_others_by_20_ms_at_most() {
+    let project = Project::declare(&streams("")).await;
+    let (sender, mut arrived) = tokio::sync::mpsc::unbounded_channel();
+    let handler = move |message: Message| {
+        let payload = String::from_utf8(message.payload.unwrap()).unwrap();
+        sender.send((payload, Instant::now())).expect("the test listens");
+        done()
+    };
+    let host = project.host("email", handler).await;
+    let (mut open, mut other) = (project.session().await, project.session().await);
+    let mut took: [Vec<Duration>; 2] = Default::default();
+    for round in 0..rounds(40, 600) {
+        let has_open = round % 2 == 1;
+        if has_open {
+            open.run("begin; select {schema}.produce('orders', 'open', key => 'k', concurrency => 'ordered')").await;
+        }
+        let options = match round / 2 % 4 {
+            0 => "",
+            1 => ", key => 'k'",
+            2 => ", key => 'other', concurrency => 'ordered'",
+            _ => ", key => 'other', concurrency => 'exclusive'",
+        };
+        let began = Instant::now();
+        other.run(&format!("select {{schema}}.produce('orders', '{round}'{options})")).await;
+        let (payload, at) = timeout(LIMIT, arrived.recv()).await.expect("it arrives").unwrap();
+        assert_eq!(payload, round.to_string(), "and nothing of the open transaction does");
+        took[usize::from(has_open)].push(at - began);
+        if has_open {
+            open.run("commit").await;
+            let (payload, _) = timeout(LIMIT, arrived.recv()).await.expect("it arrives").unwrap();
+            assert_eq!(payload, "open");
+        }
+    }
+    host.drain().await;
+    let [without, with] = took.map(|mut took| {
+        took.sort_unstable();
+        took[took.len() / 2]
+    });
+    println!("with an open producer {with:?}, without one {without:?}");
+    assert!(
+        !is_soak() || with <= without + Duration::from_millis(20),
+        "{with:?} beside an open producer, else {without:?}"
+    );
 }
 
 /// T6, must-show 5. Batches of many producers with the same keys in opposite order: nobody deadlocks, whatever the modes.

@@ -76,6 +76,8 @@ mod client;
 
 mod client_commit;
 
+mod client_errors;
+
 mod maintenance;
 
 mod retention;

@@ -3,7 +3,10 @@
 //! settles with outbox messages, those that share a batch with blocked ones included. In `make soak` it stays open for 30 s.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -38,6 +41,9 @@ const STREAMS: &str = r#"
     stream = "orders"
     handler = "worker.wasm"
     retry = { max_attempts = 1, base = "1ms" }
+    [groups.reader]
+    stream = "receipts"
+    handler = "reader.wasm"
 "#;
 
 /// What a handler produces for a message: its payload says the kind, and a number where each is another.
@@ -75,6 +81,9 @@ fn options(kind: &str, number: &str) -> ProduceOptions {
 
 const KINDS: [&str; 5] = ["once", "ordered", "compacted", "plain", "none"];
 
+/// Receipts of one round that need nothing of it: 80 of the worker, and 60 of the client.
+const OTHERS: usize = 80 + 60;
+
 /// The caller: one message of each kind in `receipts`, and no end in sight.
 async fn open_transaction(project: &Project) -> Session {
     let mut session = project.session().await;
@@ -88,14 +97,35 @@ async fn open_transaction(project: &Project) -> Session {
     session
 }
 
-/// Messages that are not settled.
-const HELD: &str =
-    "select (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from {schema}.claim, unnest(pending) r)
-    + (select count(*) from {schema}.exception)";
+/// Messages that the worker has not settled.
+const HELD: &str = "select (select coalesce(sum(upper(r) - lower(r)), 0)::bigint
+        from {schema}.claim c join {schema}.consumer_group g on g.id = c.group_id, unnest(c.pending) r where g.name = 'worker')
+    + (select count(*) from {schema}.exception e join {schema}.consumer_group g on g.id = e.group_id where g.name = 'worker')";
+
+/// Receipts that were delivered: those of the keys that the open transaction holds, and the others, with its idempotency key's.
+#[derive(Default)]
+struct Read {
+    needing: AtomicUsize,
+    others: AtomicUsize,
+}
+
+impl Read {
+    fn note(&self, message: &Message) {
+        let is_needing = matches!(message.key.as_deref(), Some("ordered" | "compacted"));
+        if is_needing { &self.needing } else { &self.others }.fetch_add(1, Relaxed);
+    }
+}
 
 /// Messages for the handler, and produces of a client, none of which needs what the open transaction holds. All must come
 /// to their end. `blocked` of their like are produced in their midst; they must leave the transactions they share.
-async fn others_flow(project: &Project, client: &Client, round: usize, blocked: usize, blocked_in_all: usize) {
+async fn others_flow(
+    project: &Project,
+    client: &Client,
+    read: &Read,
+    round: usize,
+    blocked: usize,
+    blocked_in_all: usize,
+) {
     let messages: Vec<_> = (0..100).map(|n| text(&format!("{} {round}.{n}", KINDS[n % 5]))).collect();
     let among: Vec<_> = (0..blocked).map(|n| text(&format!("{} ", KINDS[n % 3]))).collect();
     project.produce("orders", &[&messages[..50], &among, &messages[50..]].concat()).await;
@@ -108,18 +138,28 @@ async fn others_flow(project: &Project, client: &Client, round: usize, blocked: 
     }
     let produced = timeout(LIMIT, produces.join_all()).await.expect("coalesced produces flow");
     assert!(produced.iter().all(|produced| !produced.duplicate && !produced.superseded));
-    let claimed = "select coalesce(sum(claimed), 0)::bigint from {schema}.cursor";
+    let claimed = "select claimed from {schema}.cursor c join {schema}.consumer_group g on g.id = c.group_id where g.name = 'worker'";
     let all = ((round + 1) * messages.len() + blocked_in_all) as i64;
     wait_for("deliveries with outbox messages are settled", LIMIT, async || {
         project.number(claimed).await == all && project.number(HELD).await == blocked_in_all as i64
     })
     .await;
+    let receipts = (round + 1) * OTHERS;
+    wait_for("what they produced is delivered", LIMIT, async || read.others.load(Relaxed) == receipts).await;
+    assert_eq!(read.needing.load(Relaxed), 0, "nothing that needs its keys is delivered, nor what it produced");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_left_open_delays_only_what_needs_its_keys() {
     let project = Project::declare(STREAMS).await;
-    let host = project.host("worker", receipt).await;
+    let read = Arc::new(Read::default());
+    let noted = Arc::clone(&read);
+    let reader = move |message: Message| {
+        noted.note(&message);
+        done()
+    };
+    let host =
+        project.host_with(&[("worker", Arc::new(receipt) as Arc<dyn Handler>), ("reader", Arc::new(reader))]).await;
     let client = Client::connect(&project.database.url().await).await.unwrap();
     let mut open = open_transaction(&project).await;
     let stream = client.raw_stream("receipts");
@@ -134,7 +174,7 @@ async fn a_transaction_left_open_delays_only_what_needs_its_keys() {
     while round < 4 || began.elapsed() < at_least {
         let blocked = if round == 0 { 3 * BLOCKED } else { usize::from(round < 10) * 3 };
         blocked_in_all += blocked;
-        others_flow(&project, &client, round, blocked, blocked_in_all).await;
+        others_flow(&project, &client, &read, round, blocked, blocked_in_all).await;
         round += 1;
     }
     assert!(delayed.try_join_next().is_none(), "produces that need its keys wait");
@@ -142,12 +182,18 @@ async fn a_transaction_left_open_delays_only_what_needs_its_keys() {
     let delayed = timeout(LIMIT, delayed.join_all()).await.expect("they go on");
     assert_eq!(delayed.iter().filter(|produced| produced.duplicate).count(), BLOCKED);
     wait_for("nothing is left over", LIMIT, async || project.left_over().await == 0).await;
-    // Of every hundred 80 leave a receipt; the client's 60; of the blocked those under the idempotency key are one message.
+    // Of the blocked, those under the idempotency key are one message.
     let once = BLOCKED + blocked_in_all / 3;
-    let all = round * (80 + 60) + 3 * BLOCKED + blocked_in_all + 3 - once;
+    let all = round * OTHERS + 3 * BLOCKED + blocked_in_all + 3 - once;
     let stored = project.number("select count(*) from {schema}.message_log_2").await;
     assert_eq!(stored, i64::try_from(all).unwrap());
     assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, 0);
+    // Of the compacted key only its newest version needs to come.
+    let needing = read.needing.load(Relaxed);
+    let compacted = 1 + BLOCKED + blocked_in_all / 3;
+    let most = all - round * OTHERS - 1;
+    assert!((most - compacted + 1..=most).contains(&needing), "{needing} of {most}");
+    assert_eq!(read.others.load(Relaxed), round * OTHERS + 1, "each once, also that of the idempotency key");
     client.close().await;
     host.drain().await;
 }

@@ -1,12 +1,13 @@
 //! The examples of producing from other languages, run as their README says, each twice: one order, one message, and the
-//! second run answers `duplicate`. A language that is not on this machine, or whose driver cannot be had, is told and left out.
+//! second run answers `duplicate`. That of psql, which comes with the server, always runs; a language that is not on this
+//! machine, or whose driver cannot be had, is told and left out.
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-use crate::support::{engine::Project, scratch_folder};
+use crate::support::{engine::Project, own_postgres::server_programs, scratch_folder};
 
 fn example(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/produce-from").join(file)
@@ -61,20 +62,14 @@ async fn an_order_and_its_message_are_one_commit_from_psql_python_and_node() {
     let url = project.database.url().await;
     let folder = scratch_folder();
 
-    let psql = ["psql", "/usr/lib/postgresql/15/bin/psql"]
-        .into_iter()
-        .find(|psql| run(Command::new(psql).arg("--version")).is_some());
-    match psql {
-        None => println!("left out: psql is not on this machine"),
-        Some(psql) => {
-            orders_once(&project, "psql-1", || {
-                let mut command = Command::new(psql);
-                command.arg(&url).args(["-q", "-v", "order_id=psql-1", "-f"]).arg(example("order.sql"));
-                command
-            })
-            .await;
-        }
-    }
+    let psql = server_programs().join("psql");
+    orders_once(&project, "psql-1", || {
+        let mut command = Command::new(&psql);
+        command.arg(&url).args(["-q", "-v", "order_id=psql-1", "-f"]).arg(example("order.sql"));
+        command
+    })
+    .await;
+    let mut ran = vec!["psql"];
     let python = folder.path().join("python");
     if has_driver(
         Command::new("python3").args(["-m", "pip", "install", "-q", "--target"]).arg(&python).arg("psycopg[binary]"),
@@ -85,6 +80,7 @@ async fn an_order_and_its_message_are_one_commit_from_psql_python_and_node() {
             command
         })
         .await;
+        ran.push("python");
     }
     let node = folder.path().join("node");
     std::fs::create_dir_all(&node).unwrap();
@@ -99,5 +95,9 @@ async fn an_order_and_its_message_are_one_commit_from_psql_python_and_node() {
             command
         })
         .await;
+        ran.push("node");
     }
+    println!("ran from {}", ran.join(", "));
+    let orders = project.number("select count(*) from public.orders").await;
+    assert_eq!(orders, i64::try_from(ran.len()).unwrap(), "one order from each of {ran:?}");
 }

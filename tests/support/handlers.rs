@@ -42,7 +42,12 @@ pub fn handlers_folder() -> &'static Path {
 
 /// How often to repeat something: `many` under `make soak`, which sets MILLSTREAM_SOAK.
 pub fn rounds<T>(few: T, many: T) -> T {
-    if std::env::var_os("MILLSTREAM_SOAK").is_some() { many } else { few }
+    if is_soak() { many } else { few }
+}
+
+/// Whether it runs under `make soak`, the only place where times are asserted.
+pub fn is_soak() -> bool {
+    std::env::var_os("MILLSTREAM_SOAK").is_some()
 }
 
 /// One sandbox for all tests: a pool takes terabytes of address space, of which a process has 128.

@@ -90,10 +90,7 @@ impl OwnPostgres {
 
     /// Copies it into a standby that follows it.
     pub async fn standby(&self) -> Standby {
-        // Where the server itself lies: a folder of links need not have all of its programs.
-        let postgres =
-            fs::canonicalize(installed().expect("server programs").0.join("postgres")).expect("find the server");
-        let programs = postgres.parent().expect("the folder of the server");
+        let programs = server_programs();
         let data = self.server.data_folder();
         let owner = fs::metadata(data).expect("look at the data folder");
         let folder = scratch_folder();
@@ -151,6 +148,12 @@ impl Drop for Standby {
         let _ = kill_process(pid, Signal::INT);
         let _ = self.process.wait();
     }
+}
+
+/// Where the server lies, with the programs that come with it: a folder of links need not have all of them.
+pub fn server_programs() -> PathBuf {
+    let postgres = installed().expect("server programs").0.join("postgres");
+    fs::canonicalize(postgres).expect("find the server").parent().expect("its folder").to_owned()
 }
 
 async fn start(folder: &Path) -> Server {
