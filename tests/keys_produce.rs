@@ -98,11 +98,13 @@ async fn t4_an_open_producer_delays_only_its_own_key() {
     same.await.unwrap();
 }
 
-/// T4, in time. How long others take from their produce to their handler beside a producer that keeps its transaction open, and
-/// without one, in turns: at most 20 ms more, in the middle of a soak's many. All of them arrive while it is open.
+/// T4, in time. How long others take from their produce to their handler, without a producer that keeps its transaction open,
+/// as the first behind one, and as the next: in the middle of a soak's many at most 20 ms more. The first behind a hole is
+/// looked at again when it is 20 ms old, which is at the next poll then. All arrive while the transaction is open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t4_an_open_producer_delays_others_by_20_ms_at_most() {
     let project = Project::declare(&streams("")).await;
+    let poll = project.config.host.poll_min;
     let (sender, mut arrived) = tokio::sync::mpsc::unbounded_channel();
     let handler = move |message: Message| {
         let payload = String::from_utf8(message.payload.unwrap()).unwrap();
@@ -111,13 +113,13 @@ async fn t4_an_open_producer_delays_others_by_20_ms_at_most() {
     };
     let host = project.host("email", handler).await;
     let (mut open, mut other) = (project.session().await, project.session().await);
-    let mut took: [Vec<Duration>; 2] = Default::default();
-    for round in 0..rounds(40, 600) {
-        let has_open = round % 2 == 1;
-        if has_open {
+    let mut took: [Vec<Duration>; 3] = Default::default();
+    for round in 0..rounds(30, 900) {
+        let place = round % 3;
+        if place == 1 {
             open.run("begin; select {schema}.produce('orders', 'open', key => 'k', concurrency => 'ordered')").await;
         }
-        let options = match round / 2 % 4 {
+        let options = match round / 3 % 4 {
             0 => "",
             1 => ", key => 'k'",
             2 => ", key => 'other', concurrency => 'ordered'",
@@ -127,23 +129,22 @@ async fn t4_an_open_producer_delays_others_by_20_ms_at_most() {
         other.run(&format!("select {{schema}}.produce('orders', '{round}'{options})")).await;
         let (payload, at) = timeout(LIMIT, arrived.recv()).await.expect("it arrives").unwrap();
         assert_eq!(payload, round.to_string(), "and nothing of the open transaction does");
-        took[usize::from(has_open)].push(at - began);
-        if has_open {
+        took[place].push(at - began);
+        if place == 2 {
             open.run("commit").await;
             let (payload, _) = timeout(LIMIT, arrived.recv()).await.expect("it arrives").unwrap();
             assert_eq!(payload, "open");
         }
     }
     host.drain().await;
-    let [without, with] = took.map(|mut took| {
+    let [without, first, next] = took.map(|mut took| {
         took.sort_unstable();
         took[took.len() / 2]
     });
-    println!("with an open producer {with:?}, without one {without:?}");
-    assert!(
-        !is_soak() || with <= without + Duration::from_millis(20),
-        "{with:?} beside an open producer, else {without:?}"
-    );
+    println!("without an open producer {without:?}, first behind one {first:?}, next {next:?}");
+    let most = without + Duration::from_millis(20);
+    assert!(!is_soak() || next <= most, "{next:?} beside an open producer, else {without:?}");
+    assert!(!is_soak() || first <= most + poll, "{first:?} as the first beside an open producer, else {without:?}");
 }
 
 /// T6, must-show 5. Batches of many producers with the same keys in opposite order: nobody deadlocks, whatever the modes.

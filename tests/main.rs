@@ -130,6 +130,8 @@ mod guest_sql;
 
 mod guest_sql_attacks;
 
+mod guest_sql_values;
+
 mod ledger;
 
 mod lost_replies;

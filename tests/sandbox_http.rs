@@ -137,6 +137,30 @@ async fn nothing_is_called_that_is_not_named() {
     assert_eq!(seen[0].header("host"), Some(format!("127.0.0.1:{port}").as_str()));
 }
 
+/// What the SDK's `http::post` sends arrives whole, and where it may not go nothing does.
+#[tokio::test]
+async fn a_post_arrives_with_its_headers_and_body_where_it_is_allowed_and_nowhere_else() {
+    let server = HttpServer::start(|_| Reply::new(201, "location: /orders/7\n", "made")).await;
+    let allowed = caller(&[format!("127.0.0.1:{}", server.port())]).await;
+    let refused = caller(&["127.0.0.1:9".to_owned()]).await;
+    for bytes in [0, 1, 100_000] {
+        let url = format!("http://127.0.0.1:{}/orders?token=hunter2", server.port());
+        let command = json!({ "do": "call", "url": url, "bytes": bytes }).to_string();
+        let reason = refusal(&refused, &command).await;
+        assert!(reason.contains("the group may not; name it in its `allow.http`"), "{reason}");
+        let before = server.seen().len();
+        let answer = call(&allowed, &command).await;
+        assert_eq!(answer, json!({ "status": 201, "location": "/orders/7", "bytes": 4 }));
+        let seen = server.seen();
+        assert_eq!(seen.len(), before + 1, "one request, and none of the refused one");
+        let seen = &seen[before];
+        assert_eq!(seen.line, "POST /orders?token=hunter2 HTTP/1.1");
+        assert_eq!(seen.header("content-type"), Some("text/plain"));
+        assert_eq!(seen.header("content-length"), Some(bytes.to_string().as_str()));
+        assert!(seen.body == vec![b'x'; bytes], "another body of {} bytes arrived", seen.body.len());
+    }
+}
+
 #[tokio::test]
 async fn no_name_leads_to_an_address_that_is_not_public() {
     let server = ok_server().await;

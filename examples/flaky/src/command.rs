@@ -5,6 +5,8 @@ use std::time::Duration;
 use millstream_guest::Concurrency;
 use serde::Deserialize;
 
+use crate::values::Param;
+
 /// The payload: `{"do": "retry", "times": 2}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,6 +42,9 @@ pub struct Command {
     pub reason: Option<String>,
     /// The statement to run.
     pub sql: Option<String>,
+    /// The values of its parameters.
+    #[serde(default)]
+    pub params: Vec<Param>,
 }
 
 impl Command {
@@ -91,6 +96,7 @@ pub enum Action {
     Log,
     Produce,
     Sql,
+    Query,
     Report,
     Call,
 }

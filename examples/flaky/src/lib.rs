@@ -2,6 +2,7 @@
 
 mod command;
 mod harm;
+mod values;
 
 use std::{
     error::Error,
@@ -59,6 +60,11 @@ fn act(action: Action, command: &Command, ctx: &Context) -> Result<Outcome, Box<
             for _ in 0..command.count {
                 sql::execute(statement, ())?;
             }
+        }
+        Action::Query => {
+            let statement = command.sql.as_deref().ok_or("`query` needs a statement")?;
+            let told = values::query(statement, &command.params)?;
+            ctx.produce(&command.to, NewMessage::json(&told)?.key(ctx.id.to_string()))?;
         }
         Action::Report => report(command, ctx)?,
         Action::Call => call(command, ctx)?,
@@ -123,12 +129,14 @@ fn report(command: &Command, ctx: &Context) -> Result<(), Box<dyn Error + Send +
 fn call(command: &Command, ctx: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
     let url = command.url.as_deref().ok_or("there is no `url` to call")?;
     for n in 1..=command.count {
-        let request = match command.bytes {
-            None => http::Request::new("GET", url),
-            Some(bytes) => http::Request::new("POST", url).body(vec![b'x'; bytes]),
+        let answer = match (command.bytes, command.ms) {
+            (None, 0) => http::get(url, &[])?,
+            (Some(bytes), 0) => http::post(url, &[("content-type", "text/plain")], vec![b'x'; bytes])?,
+            (None, _) => http::Request::new("GET", url).timeout(command.wait()).send()?,
+            (Some(bytes), _) => {
+                http::Request::new("POST", url).body(vec![b'x'; bytes]).timeout(command.wait()).send()?
+            }
         };
-        let request = if command.ms == 0 { request } else { request.timeout(command.wait()) };
-        let answer = request.send()?;
         let report =
             json!({ "status": answer.status, "location": answer.header("location"), "bytes": answer.body.len() });
         ctx.produce(&command.to, NewMessage::json(&report)?.key(format!("{}-{n}", ctx.id)))?;
@@ -199,6 +207,31 @@ mod tests {
         assert_eq!(delivered.outcome, Outcome::Done);
         assert_eq!(delivered.statements.len(), 2);
         assert!(matches!(deliver(handle, command).outcome, Outcome::Retry { .. }), "it has no grant");
+    }
+
+    #[test]
+    fn tells_what_a_statement_answers() {
+        use millstream_guest::{
+            sql::{SqlError, Value},
+            testing::Answer,
+        };
+        let params = json!(["null", {"float64": "-inf"}, {"bytes": [0, 255]}]);
+        let command = told(json!({"do": "query", "sql": "select", "params": params}));
+        let expected = [Value::Null, Value::Float64(f64::NEG_INFINITY), Value::Bytes(vec![0, 255])];
+        let echoed = command.clone().sql(move |_, params| {
+            assert_eq!(params, expected);
+            let more = [Value::Json("[{\"a\": null}]".into()), Value::Uuid("u".into())];
+            Ok(Answer::rows(["v"], params.iter().chain(&more).map(|value| [value.clone()])))
+        });
+        let told = deliver(handle, echoed).produced[0].json();
+        let expected =
+            json!(["null", {"float64": "-inf"}, {"bytes": [0, 255]}, {"json": [{"a": null}]}, {"text": "u"}]);
+        assert_eq!(told, expected);
+        let refused =
+            SqlError::Refused { sqlstate: "23505".into(), message: "no".into(), constraint: Some("c".into()) };
+        let told = deliver(handle, command.clone().sql(move |_, _| Err(refused.clone()))).produced[0].json();
+        assert_eq!(told, json!({"sqlstate": "23505", "constraint": "c"}));
+        assert_eq!(deliver(handle, command).produced[0].json(), json!("denied"), "it has no grant");
     }
 
     #[test]
