@@ -132,7 +132,7 @@ async fn told(database: &Database) -> i64 {
 
 #[tokio::test]
 async fn t5_t7_every_transfer_counts_once_under_killed_hosts_and_lost_connections_and_replies() {
-    let transfers = rounds(400, 20_000);
+    let transfers = rounds(320, 20_000);
     let (own, mut database, _) = OwnPostgres::declare("[streams.orders]\n[streams.transfers]").await;
     let proxy = Proxy::of_commits(&own.url(), fate);
     open_accounts(&database).await;

@@ -1,16 +1,23 @@
-//! Must-show 6: of a run that fails in every way, no log, no stored error, no counter and no answer of a verb holds a payload
-//! or a secret. Method: both are planted in messages, statements, URLs, headers, answers and secrets of the real program at its
-//! most talkative, then everything it has said is searched. A payload stands where it belongs only: in the log of its
-//! stream and in the dead letter's copy.
+//! Must-show 6: of a run that fails in every way, no log, that of our own Postgres included, no stored error, no counter and
+//! no answer of a verb holds a payload or a secret, as it is or in another form. Method: both are planted in messages,
+//! statements, URLs, headers, answers and secrets of the real program at its most talkative, COMMITs are lost and a process of
+//! Postgres is killed on the way, then everything that was said is searched. A payload stands where it belongs only: in the
+//! log of its stream and in the dead letter's copy.
 
-use millstream::client::{Client, Concurrency, ProduceOptions};
+use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
+use millstream::{
+    client::{Client, Concurrency, ProduceOptions},
+    database::Database,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::{
-    PATIENCE, Program, TestDatabase, database,
+    PATIENCE, Program,
     hosts::{SECRET, number, start_up},
     http_server::{HttpServer, Reply},
+    own_postgres::OwnPostgres,
+    proxy::{Fate, Proxy, is_commit},
     wait_for,
 };
 
@@ -39,18 +46,19 @@ secrets = {{ API_KEY = {{ env = "MILLSTREAM_TEST_API_KEY" }} }}
 }
 
 /// A role, and tables whose constraints will be violated.
-async fn tables(database: &TestDatabase) -> String {
+async fn tables(database: &Database) -> String {
     let name: String = sqlx::query_scalar("select current_database()::text").fetch_one(&database.pool).await.unwrap();
     let role = format!("leak_{name}");
     let sql = format!(
         "create role {role} nologin;
          create table public.other (id text primary key);
+         create table public.note (what text);
          create type public.mood as enum ('fine');
          create table public.account (id text constraint account_once primary key, units integer not null,
              other text references public.other, later text references public.other deferrable initially deferred,
              constraint not_negative check (units >= 0), exclude using btree (id with =));
          insert into public.account values ('{SECRET}', 1);
-         grant all on public.account, public.other to {role}"
+         grant all on public.account, public.other, public.note to {role}"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&database.pool).await.expect("make the tables");
     role
@@ -135,7 +143,7 @@ fn answer(line: &str) -> Reply {
 }
 
 /// Everything that Millstream has stored beside messages and their copies: errors, counters, policies.
-async fn stored(database: &TestDatabase) -> Vec<String> {
+async fn stored(database: &Database) -> Vec<String> {
     let sql = "select row_to_json(e)::text from {schema}.exception e
         union all select (to_jsonb(d) - '{payload,headers}'::text[])::text from {schema}.dead_letter d
         union all select row_to_json(h)::text from {schema}.host h
@@ -145,22 +153,82 @@ async fn stored(database: &TestDatabase) -> Vec<String> {
     sqlx::query_scalar(database.schema.sql(sql)).fetch_all(&database.pool).await.expect("read what is stored")
 }
 
+/// The forms in which a secret could be told: itself, in hex, in base64 at each place of a group, as a list of bytes.
+fn forms() -> Vec<String> {
+    let hex: String = SECRET.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let list: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
+    let base64 = (0..3_usize).map(|before| {
+        let encoded = BASE64_STANDARD_NO_PAD.encode([&vec![0; before][..], SECRET.as_bytes()].concat());
+        // Only the characters that hold nothing but bits of it.
+        encoded[(8 * before).div_ceil(6)..8 * (before + SECRET.len()) / 6].to_owned()
+    });
+    let mut forms = vec![SECRET.to_owned(), hex.to_uppercase(), hex, list.join(", "), list.join(",")];
+    forms.extend(base64);
+    forms
+}
+
 /// Lines with the secret in them, shortened.
 fn leaks<'a>(whence: &str, text: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let found = text.into_iter().filter(|line| line.contains(SECRET));
+    let forms = forms();
+    let found = text.into_iter().filter(|line| forms.iter().any(|form| line.contains(form)));
     found.map(|line| format!("{whence}: {}", &line[..line.floor_char_boundary(600)])).collect()
+}
+
+/// A search that does not know a form would find nothing, whatever is told.
+#[test]
+fn every_form_of_a_secret_is_found() {
+    let check = |line: &str, count: usize| assert_eq!(leaks("test", [line]).len(), count, "{line}");
+    for before in 0..4 {
+        let payload = format!("{}{SECRET}, and more", &"abc"[..before.min(3)]);
+        let bytes = payload.as_bytes();
+        check(&payload, 1);
+        check(&format!("{bytes:?}"), 1);
+        check(&format!("{bytes:x?}").replace(", ", ""), 1);
+        check(&BASE64_STANDARD_NO_PAD.encode(bytes), 1);
+        check(&serde_json::to_string(bytes).unwrap(), 1);
+    }
+    check(&"hush", 0);
+}
+
+/// Kills the process of Postgres that runs a handler's statement, which has a secret in it.
+async fn kill_one(own: &OwnPostgres, database: &Database) {
+    let sql = "select coalesce((select pid::bigint from pg_stat_activity where datname = current_database()
+        and pid <> pg_backend_pid() and query ~ 'guest_sql_' and wait_event = 'PgSleep' limit 1), 0)";
+    wait_for("a handler's statement is killed", PATIENCE, async || {
+        let pid = number(database, sql).await;
+        pid > 0 && own.kill_backend(pid.try_into().unwrap()).await
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_fails_in_every_way_tells_no_payload_and_no_secret() {
     let server = HttpServer::start(|seen| answer(&seen.line)).await;
-    let database = database().await;
+    let (own, database, _) = OwnPostgres::declare("[streams.playground]\n[streams.receipts]").await;
     let role = tables(&database).await;
-    let url = database.url().await;
+    let url = own.url();
+    let mut commits = 0;
+    let proxy = Proxy::start(&url, move |statement| {
+        commits += usize::from(is_commit(statement));
+        match (is_commit(statement), commits % 7) {
+            (true, 3) => Fate::ReplyLost,
+            (true, 5) => Fate::HungUp,
+            _ => Fate::Answered,
+        }
+    });
     let mut program = Program::with_examples(&streams_toml(&role, server.port()));
     program.set("MILLSTREAM_TEST_API_KEY", &format!("{SECRET}-key"));
-    start_up(&mut program, &url, &["-v"]);
+    start_up(&mut program, proxy.url(), &["-v"]);
     program.logged("ready: ").await;
+    // Alone, so that it runs when it is killed; it is done when it comes again.
+    let slow =
+        json!({"do": "sql", "sql": format!("insert into note select '{SECRET}' from pg_sleep(0.7)")}).to_string();
+    let alone = database.schema.sql("select id from {schema}.produce('playground', $1)");
+    sqlx::query(alone).bind(slow).execute(&database.pool).await.unwrap();
+    kill_one(&own, &database).await;
+    database.close().await;
+    let database = own.database().await;
+    proxy.begin();
     let commands = commands(server.port());
     let bodies: Vec<String> = commands.iter().map(Value::to_string).chain([format!("not JSON: {SECRET}")]).collect();
     let sql = "select count(p.id) from unnest($1::text[]) as body, lateral {schema}.produce('playground', body,
@@ -178,6 +246,9 @@ async fn a_run_that_fails_in_every_way_tells_no_payload_and_no_secret() {
     })
     .await;
 
+    proxy.cease();
+    assert!(proxy.lost() >= 5, "{} COMMITs were lost", proxy.lost());
+    assert_eq!(number(&database, "select count(distinct what) from public.note").await, 1, "what was killed is done");
     let mut found = leaks("stored", stored(&database).await.iter().map(String::as_str));
     let classes = "select count(distinct class) from {schema}.dead_letter";
     assert!(number(&database, classes).await >= 7, "not every way to fail was gone");
@@ -187,7 +258,13 @@ async fn a_run_that_fails_in_every_way_tells_no_payload_and_no_secret() {
     assert!(program.ended(PATIENCE).await.success(), "{}", program.stderr());
     found.extend(leaks("stdout", program.stdout().lines()));
     found.extend(leaks("log", program.stderr().lines()));
+    let log = own.log();
+    assert!(log.contains("terminated by signal 9"), "that is not the log of the run: {log}");
+    found.extend(leaks("log of Postgres", log.lines()));
     assert!(found.is_empty(), "{} places tell what is planted:\n{}", found.len(), found.join("\n"));
+    drop(proxy);
+    database.close().await;
+    own.stop().await;
 }
 
 /// What the verbs answer about all of it, and how they refuse.
