@@ -233,8 +233,9 @@ async fn a_caller_of_the_same_pool_is_served_while_others_produce_without_an_end
     let pool = pool.connect(&project.database.url().await).await.unwrap();
     let client = Client::from_pool(pool.clone(), "millstream").expect("a client");
     let mut producing = JoinSet::new();
-    for _ in 0..PRODUCERS {
-        let stream = client.stream::<u32>("orders");
+    for number in 0..PRODUCERS {
+        // A flight is of one stream, so whenever one lands those of the other wait for the next.
+        let stream = client.stream::<u32>(["orders", "receipts"][usize::from(number % 2 == 0)]);
         producing.spawn(async move {
             loop {
                 stream.produce(&1, plain()).await.expect("produce");
@@ -245,7 +246,8 @@ async fn a_caller_of_the_same_pool_is_served_while_others_produce_without_an_end
     let mut meanwhile = Vec::new();
     for _ in 0..21 {
         let before = stored(&project).await;
-        let count = "select count(*) from millstream.message_log_1";
+        let count =
+            "select (select count(*) from millstream.message_log_1) + (select count(*) from millstream.message_log_2)";
         let served: i64 = sqlx::query_scalar(count).fetch_one(&pool).await.expect("a connection in time");
         meanwhile.push(served - before);
         wait_for("they go on", LIMIT, async || stored(&project).await > served).await;
