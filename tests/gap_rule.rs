@@ -86,7 +86,7 @@ async fn produce(project: &Project, payload: &str) {
     project.run(&format!("select {{schema}}.produce('orders', '{payload}')")).await;
 }
 
-/// A hole is waited for until the message above it is 20 ms old, then stepped over; its message comes when it commits,
+/// A hole is waited for until the message above it is 15 ms old, then stepped over; its message comes when it commits,
 /// once, and until then the group is not work for the idle poll.
 #[tokio::test]
 async fn a_late_commit_inside_a_gap_is_delivered_exactly_once() {

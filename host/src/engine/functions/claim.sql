@@ -12,9 +12,9 @@
 --   7. Keys that got nothing are let go.
 --
 -- The gap rule. Ids commit out of order. Only an id missing below a visible one can hide a late message. The contiguous
--- prefix is taken at once; a hole is stepped over once the row above it is 20 ms old, and goes to
--- cursor_gap with the transactions that hold the producer lock, read from pg_locks after the snapshot that showed the
--- hole. A gap none of whose holders is left when a turn begins is read a last time by that turn, and closed. PREPARE
+-- prefix is taken at once; a hole is stepped over once the row above it is 15 ms old (with a look each 5 ms,
+-- an open producer delays others by 20 ms at most: T4), and goes to cursor_gap with the transactions that hold the producer
+-- lock, read from pg_locks after the snapshot that showed the hole. A gap none of whose holders is left when a turn begins is read a last time by that turn, and closed. PREPARE
 -- TRANSACTION gives its locks a new virtual transaction (-1/xid), so no gap is closed while a prepared producer is left.
 --
 -- With a filter, up to 1000 rows are looked at in a turn, so that a group that wants few messages passes the others fast.
@@ -286,7 +286,7 @@ begin
                 from (
                     -- A clock that was set back must not make the hole wait until it has caught up.
                     select id, count(*) filter (where id > below + 1
-                        and created_at between clock_timestamp() - interval '20 ms' and clock_timestamp()) over (order by id)
+                        and created_at between clock_timestamp() - interval '15 ms' and clock_timestamp()) over (order by id)
                         as young_holes
                     from (select *, lag(id, 1, v_cursor) over (order by id) as below from head) as h
                     where wanted <= 1 or bytes <= p_want_bytes
