@@ -160,4 +160,6 @@ mod keys_stuck;
 
 mod keys_ways;
 
+mod redrive;
+
 mod model;
