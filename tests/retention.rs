@@ -10,13 +10,14 @@ use std::{
 
 use millstream::{
     database::Database,
-    engine::{self, GroupId, Note, Step, Wanted, maintain},
-    handler::Message,
+    engine::{self, GroupId, KeyOrder, Note, Step, Wanted, maintain},
+    handler::{Concurrency, Handler, Message},
 };
 use sqlx::Connection;
 
 use crate::support::{
     engine::{Project, done, request, text, turn_statement},
+    keyed::{keyed, rejected},
     wait_for,
 };
 
@@ -118,6 +119,60 @@ async fn whatever_a_group_still_needs_holds_exactly_its_partition_and_those_abov
     let report = project.maintain(Step::Retention).await;
     assert!(report.rows == 1 && report.pinned.is_empty());
     check_partitions_agree(&project).await;
+}
+
+/// N3. Goal: one blocked key of an ordered group holds what lies behind it, which is told with the group's name, by the host
+/// that maintains and beside each blocked key; no other stream is held; once the key goes on, so does retention.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n3_a_blocked_key_that_holds_partitions_is_told_of() {
+    let other = "[streams.other]\npartition_rows = 1000\nretention = \"1h\"\n[groups.fax]\nstream = \"other\"\nhandler = \"fax.wasm\"\n";
+    let project = Project::declare(&format!("{STREAM}{GROUP}{other}")).await;
+    project.database.expect_log("partitions older than the stream's retention are kept");
+    let ordered = |key: &str, payload: &str| keyed(key, Concurrency::Ordered, payload);
+    let mut batch = vec![text("first"), ordered("stuck", "bad"), ordered("stuck", "behind"), ordered("fine", "fine")];
+    batch.extend((0..2600).map(|n| text(&n.to_string())));
+    for stream in ["orders", "other"] {
+        project.produce(stream, &batch).await;
+    }
+    let ends = |message: Message| match (&*message.stream, message.payload.as_deref()) {
+        ("orders", Some(b"bad")) => rejected(),
+        _ => done(),
+    };
+    let ends: Arc<dyn Handler> = Arc::new(ends);
+    let host = project.host_with(&[("email", Arc::clone(&ends)), ("fax", ends)]).await;
+    let left =
+        "select (select count(*) from {schema}.claim) + (select count(*) from {schema}.cursor c where claimed < 2604)
+        + (select count(*) from {schema}.exception where message_id <> 3)";
+    wait_for("all but the stuck key", LIMIT, async || project.number(left).await == 0).await;
+    for stream in [1, 2] {
+        project
+            .sql(&format!("update {{schema}}.message_log_{stream} set created_at = now() - interval '2 hours'"))
+            .await;
+    }
+    let pinned = || host.counters.snapshot()["maintenance"]["pinned"].clone();
+    wait_for("the host tells", LIMIT, async || pinned()["orders"].is_object()).await;
+    assert_eq!(pinned(), serde_json::json!({ "orders": { "partitions": 2, "group": "email" } }));
+    assert_eq!(first_id(&project).await, 1);
+    wait_for("the other stream goes on", LIMIT, async || {
+        project.maintain(Step::Retention).await;
+        project.number("select min(id) from {schema}.message_log_2").await == 2001
+    })
+    .await;
+    let group = project.group("email").await;
+    let keys =
+        engine::list_keys(&project.database, (group.id, group.stream_id), None, KeyOrder::Age, 10).await.unwrap();
+    let told: Vec<_> = keys.iter().map(|key| (&*key.key, &*key.state, key.depth, key.waits_for)).collect();
+    assert_eq!(told, [("stuck", "blocked", 1, Some(2))]);
+    assert_eq!(keys[0].oldest_age_ms.map(|age| age / 3_600_000), Some(2));
+    assert_eq!(engine::discard(&project.database, &[1], |_| ()).await.unwrap(), 1);
+    wait_for("the key goes on", LIMIT, async || project.number("select count(*) from {schema}.exception").await == 0)
+        .await;
+    wait_for("retention goes on", LIMIT, async || {
+        assert!(project.maintain(Step::Retention).await.pinned.is_empty());
+        first_id(&project).await == 2001
+    })
+    .await;
+    host.drain().await;
 }
 
 /// Goal: a crash after any statement of a detach leaves what the next round finishes. Method: do the steps by hand up to

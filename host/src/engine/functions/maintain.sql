@@ -126,9 +126,12 @@ end
 $$;
 
 -- Thins one partition of a compacted stream, in place: of what is older than the retention and behind every group, only
--- the newest version of each key stays, and a tombstone until tombstone_retention after everybody had it; its rank is
--- forgotten with it. Deletes p_limit rows at most, and answers how many; 0 when there is nothing to do in any partition.
--- A partition without versions is left to be dropped whole. A crash at any point changes no key's winner.
+-- the newest version of each key stays, and a tombstone until tombstone_retention after everybody had it and until no
+-- other version of its key is left; its rank is forgotten with it. A tombstone whose key somebody produces to just now
+-- stays as well: nobody is waited for. A version whose winner is not in the log stays, it may be all that is left of its key.
+-- Deletes p_limit rows at most, and answers how many; 0 when there is nothing to do in any partition, and less when there
+-- are so many versions without a winner, which there never must be. A partition without versions is left to be dropped
+-- whole. A crash at any point changes no key's winner.
 create or replace function {schema}.thin_log(p_stream integer, p_limit integer) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
@@ -140,7 +143,9 @@ declare
     v_last bigint;
     v_newest timestamptz;
     v_found boolean;
+    v_over bigint[];                            -- tombstones that may go: their heads are locked
     v_rows bigint;
+    v_damaged bigint := 0;
 begin
     select * into v_stream from {schema}.stream where id = p_stream;
     v_last := coalesce(pg_sequence_last_value(format('{schema_format}.message_log_%s_id', p_stream)::regclass), 0);
@@ -163,32 +168,63 @@ begin
             update {schema}.log_partition set passed_at = clock_timestamp() where stream_id = p_stream and lower_id = v_part.lower_id
             returning passed_at into v_part.passed_at;
         end if;
+        v_over := '{}';
+        if v_part.passed_at < clock_timestamp() - v_stream.tombstone_retention_ms * interval '1 ms' then
+            execute format($sql$
+                select coalesce(array_agg(id), '{}') from (
+                    select l.id
+                    from {schema_format}.%1$I l
+                    join {schema_format}.%2$I h on h.message_key = l.message_key and h.message_id = l.id
+                    where l.compaction_rank is not null and l.payload is null and (
+                        select true from {schema_format}.%3$I v
+                        where v.message_key = l.message_key and v.compaction_rank is not null and v.id <> l.id limit 1) is null
+                    order by l.id limit $1 for update of h skip locked
+                ) as over
+                $sql$, v_part.table_name, 'compaction_head_' || p_stream, 'message_log_' || p_stream)
+            into v_over using p_limit;
+        end if;
+        -- Other versions once more, under the locks: a producer may have lost to the tombstone a moment ago.
         execute format($sql$
             with old as materialized (
-                select l.id, h.message_id = l.id as is_head
+                select l.id, case when h.message_id = l.id then l.message_key end as forgotten_key
                 from {schema_format}.%1$I l
                 left join {schema_format}.%2$I h on l.compaction_rank is not null and h.message_key = l.message_key
-                where h.message_id is distinct from l.id or l.payload is null and $2
-                order by l.id limit $1
+                where case
+                    when l.compaction_rank is null then true
+                    when h.message_id = l.id then l.id = any ($2) and (
+                        select true from {schema_format}.%3$I v
+                        where v.message_key = l.message_key and v.compaction_rank is not null and v.id <> l.id limit 1) is null
+                    else (select true from {schema_format}.%3$I w where w.id = h.message_id) end
+                order by l.id limit $1 for update of l skip locked
             ),
             forgotten as (
-                delete from {schema_format}.%2$I h using old o where o.is_head and h.message_id = o.id
+                delete from {schema_format}.%2$I h using old o where h.message_key = o.forgotten_key and h.message_id = o.id
             )
             delete from {schema_format}.%1$I l using old o where l.id = o.id
-            $sql$, v_part.table_name, 'compaction_head_' || p_stream)
-        using p_limit, v_part.passed_at < clock_timestamp() - v_stream.tombstone_retention_ms * interval '1 ms';
+            $sql$, v_part.table_name, 'compaction_head_' || p_stream, 'message_log_' || p_stream)
+        using p_limit, v_over;
         get diagnostics v_rows = row_count;
         if v_rows > 0 then
             return v_rows;
         end if;
-        update {schema}.log_partition set thinned_at = clock_timestamp() where stream_id = p_stream and lower_id = v_part.lower_id;
+        execute format($sql$
+            select count(*)
+            from {schema_format}.%1$I l left join {schema_format}.%2$I h on h.message_key = l.message_key
+            where l.compaction_rank is not null and h.message_id is distinct from l.id
+                and (select true from {schema_format}.%3$I w where w.id = h.message_id) is null
+            $sql$, v_part.table_name, 'compaction_head_' || p_stream, 'message_log_' || p_stream)
+        into v_rows;
+        v_damaged := v_damaged + v_rows;
+        update {schema}.log_partition set thinned_at = clock_timestamp()
+        where stream_id = p_stream and lower_id = v_part.lower_id and v_rows = 0;
     end loop;
-    return 0;
+    return -v_damaged;
 end
 $$;
 
 -- Partitions older than their stream's retention, lowest first, up to the first that is not, p_limit for a stream at most;
--- those that hold versions of keys are passed by, they are thinned in place.
+-- those that hold versions of keys are thinned in place, and listed only where a group keeps them from it that has never
+-- been past them.
 -- `pinned_by` is the group that still needs one, and null when it can go by the statement `detach`, which no transaction
 -- and no function may surround.
 --
@@ -215,7 +251,7 @@ begin
         v_needed := null;
         v_count := 0;
         for v_part in
-            select p.lower_id, p.upper_id, p.table_name, p.created_at, i.inhrelid
+            select p.lower_id, p.upper_id, p.table_name, p.created_at, p.passed_at, i.inhrelid
             from {schema}.log_partition p
             join pg_inherits i on i.inhrelid = to_regclass(format('{schema_format}.%I', p.table_name)) and not i.inhdetachpending
             where p.stream_id = v_stream.id and p.upper_id <= v_last and p.detached_at is null
@@ -227,10 +263,11 @@ begin
                 and mode = 'RowExclusiveLock' and database = (select oid from pg_database where datname = current_database()));
             execute format('select exists (select from {schema_format}.%I where compaction_rank is not null)', v_part.table_name)
                 into v_found;
-            continue when v_found;
+            continue when v_found and v_part.passed_at is not null;
             if v_needed is null then
                 select * into v_needed from {schema}.stream_progress(v_stream.id);
             end if;
+            continue when v_found and (v_needed.message_id < v_part.upper_id) is not true;
             v_count := v_count + 1;
             exit when v_count > p_limit;
             stream_id := v_stream.id;
