@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use millstream::{
@@ -419,4 +419,54 @@ async fn e8_the_next_message_runs_without_waiting_for_a_poll() {
     stuck.store(false, Relaxed);
     wait_for("all are done", Duration::from_secs(40), async || trace.ended().len() == 50).await;
     host.drain().await;
+}
+
+/// E8. Two hosts, and no poll for a long time: what another host deferred behind a leased key runs at once when the key is
+/// acknowledged, and when its host leaves, on the other one. In the long form within a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e8_what_another_host_deferred_is_claimable_at_once() {
+    let long = "[host]\npoll_min = \"10s\"\npoll_max = \"60s\"\nlease = \"300s\"\nheartbeat = \"60s\"\n";
+    for leaves in [false, true] {
+        for mode in [Concurrency::Exclusive, Concurrency::Ordered] {
+            let project = Project::declare(&(streams("") + long)).await;
+            let (first_trace, first_stuck, first_handler) = steps(|_, _| done());
+            first_stuck.store(true, Relaxed);
+            let first = project.host_with(&[("email", first_handler)]).await;
+            project.produce("orders", &[keyed("a", mode, "a0")]).await;
+            engine::hint(&project.database, "orders").await.unwrap();
+            wait_for("the first host has the key", LIMIT, async || first_trace.started() == 1).await;
+            let turns =
+                "select count(*) from pg_stat_activity where datname = current_database() and query like '%.claim' || '_1(%'
+                and state_change > clock_timestamp() - interval '300 ms'";
+            wait_for("it waits for a poll", LIMIT, async || project.number(turns).await == 0).await;
+            // Nobody hints the first host of these, so a turn by hand finds them, and the key leased.
+            let group = project.group("email").await;
+            let hand = engine::register(&project.database, "hand", LIMIT).await.unwrap();
+            let behind: Vec<_> = (1..10).map(|n| keyed("a", mode, &format!("a{n}"))).collect();
+            project.produce("orders", &behind).await;
+            let wanted = Wanted { messages: 20, bytes: 1 << 20, retries: 0 };
+            let turn = engine::claim(&project.database, hand, &group, &request(&[], wanted)).await.unwrap();
+            assert!(turn.claimed.is_empty(), "the key is leased");
+            let deferred = "select count(*) from {schema}.exception where state = 'deferred'";
+            assert_eq!(project.number(deferred).await, 9);
+            let (trace, _, handler) = steps(|_, _| done());
+            let second = project.host_with(&[("email", handler)]).await;
+            wait_for("it waits for a poll", LIMIT, async || project.number(turns).await == 0).await;
+            assert_eq!(trace.started(), 0);
+            let released = Instant::now();
+            first_stuck.store(false, Relaxed);
+            let mut first = Some(first);
+            if leaves {
+                first.take().unwrap().drain().await;
+            }
+            let ended = || trace.ended().len() + first_trace.ended().len();
+            wait_for("all are done", Duration::from_secs(9), async || ended() == 10).await;
+            let took = released.elapsed();
+            assert!(std::env::var_os("MILLSTREAM_SOAK").is_none() || took < Duration::from_secs(1), "{took:?}");
+            if let Some(first) = first {
+                first.drain().await;
+            }
+            second.drain().await;
+        }
+    }
 }

@@ -43,8 +43,8 @@ type Seated = (Arc<str>, Arc<Seat>);
 #[derive(Debug, Default)]
 pub struct Hub {
     seats: Mutex<HashMap<GroupId, Seated>>,
-    /// Streams this host produced to, of which other hosts have not been told yet.
-    produced: Mutex<BTreeSet<String>>,
+    /// Streams of which other hosts have not been told yet that something is ready there.
+    ready: Mutex<BTreeSet<String>>,
     /// Something happened: the idle poll goes back to its shortest interval.
     pub active: Notify,
 }
@@ -94,14 +94,14 @@ impl Hub {
         }
     }
 
-    /// Something was produced here and is committed: wakes the stream's groups, and marks it for the other hosts.
-    pub fn produced(&self, stream: &str) {
+    /// Something was produced here and is committed, or was let go: wakes the stream's groups, and marks it for the other hosts.
+    pub fn tell_of(&self, stream: &str) {
         self.wake_stream(stream);
-        self.produced.lock().expect("the hub does not panic").insert(stream.to_owned());
+        self.ready.lock().expect("the hub does not panic").insert(stream.to_owned());
     }
 
     /// Streams to tell other hosts about, each once.
-    pub fn take_produced(&self) -> BTreeSet<String> {
-        std::mem::take(&mut *self.produced.lock().expect("the hub does not panic"))
+    pub fn take_ready(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.ready.lock().expect("the hub does not panic"))
     }
 }

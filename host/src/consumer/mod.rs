@@ -174,7 +174,7 @@ impl Consumer {
 
     /// Something was produced to `stream` through this process: wakes its groups here, and hints the other hosts.
     pub fn produced(&self, stream: &str) {
-        self.hub.produced(stream);
+        self.hub.tell_of(stream);
     }
 
     /// Stops claiming, lets running deliveries finish within the drain timeout, hands the rest back with no attempt
@@ -188,6 +188,7 @@ impl Consumer {
         }
         self.stop.cancel();
         let services_end = async {
+            polling::send_hints_now(&self.database, &self.hub).await;
             self.guests.close().await;
             while self.services.join_next().await.is_some() {}
         };

@@ -74,18 +74,23 @@ pub async fn poll(
     }
 }
 
-/// Tells other hosts what this one produced, at most once in [`HINT_DELAY`], from a connection of its own and after
-/// the commit: a notification inside a produce would serialise every commit of the cluster.
+/// Tells other hosts what this one produced or let go, at most once in [`HINT_DELAY`], from a connection of its own and
+/// after the commit: a notification inside a produce would serialise every commit of the cluster.
 pub async fn send_hints(database: Database, hub: Arc<Hub>, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = sleep(HINT_DELAY) => {}
         }
-        for stream in hub.take_produced() {
-            if let Err(error) = hint(&database, &stream).await {
-                tracing::debug!("failed to hint other hosts, they poll: {error:#}");
-            }
+        send_hints_now(&database, &hub).await;
+    }
+}
+
+/// Tells other hosts what they have not been told yet.
+pub async fn send_hints_now(database: &Database, hub: &Hub) {
+    for stream in hub.take_ready() {
+        if let Err(error) = hint(database, &stream).await {
+            tracing::debug!("failed to hint other hosts, they poll: {error:#}");
         }
     }
 }

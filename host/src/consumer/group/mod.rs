@@ -107,6 +107,8 @@ pub async fn run(setting: Setting) {
     group.setting.budget.forget(group.setting.group.id);
     group.setting.hub.leave(group.setting.group.id);
     group.slots.stop().await;
+    // What it handed back, and the keys it let go, are for others now.
+    group.setting.hub.tell_of(&group.setting.group.stream);
 }
 
 struct Group {

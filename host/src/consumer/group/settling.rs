@@ -257,7 +257,7 @@ impl Group {
         }
         self.free_released();
         for stream in woken {
-            self.setting.hub.produced(stream);
+            self.setting.hub.tell_of(stream);
         }
     }
 
