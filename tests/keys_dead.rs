@@ -12,6 +12,7 @@ use millstream::{
 };
 
 use crate::support::{
+    HOSTS_COME_AND_GO,
     engine::{Project, done},
     keyed::{LIMIT, all_done, failed, keyed, rejected, steps, streams, version},
     wait_for,
@@ -93,6 +94,69 @@ async fn d2_skip_goes_on_and_marks_what_comes_later() {
         trace.ended().iter().filter(|ended| ended.starts_with('a')).map(String::as_str).collect::<Vec<_>>(),
         ["a0", "a1", "a2", "a3", "a4", "a5"]
     );
+}
+
+/// D2. Goal: while dead letters of a key are open, every delivery behind them tells of the first, whichever host it runs on:
+/// after a drain, after a host's death, after a redrive that dies again; and no longer once it is redriven, nor of any once
+/// the last is discarded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d2_the_first_gap_is_told_by_every_host_until_it_is_closed() {
+    let host = "[host]\nlease = \"600ms\"\nheartbeat = \"150ms\"\n";
+    let project = Project::declare(&(host.to_owned() + &streams("on_dead_letter = \"skip\""))).await;
+    for part in HOSTS_COME_AND_GO {
+        project.database.expect_log(part);
+    }
+    let (gaps, mended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let start = async || {
+        let (noted, is_mended) = (Arc::clone(&gaps), Arc::clone(&mended));
+        let (_, stuck, handler) = steps(move |payload, message| {
+            noted.lock().unwrap().push((message.id, message.gap_since));
+            if payload == "bad" && !is_mended.load(Relaxed) { rejected() } else { done() }
+        });
+        (project.host_with(&[("email", handler)]).await, stuck)
+    };
+    let produce =
+        async |payload: &str| project.produce("orders", &[keyed("a", Concurrency::Ordered, payload)]).await[0].id;
+    let told = async || {
+        all_done(&project).await;
+        std::mem::take(&mut *gaps.lock().unwrap())
+    };
+    let (first, _) = start().await;
+    produce("fine").await;
+    produce("bad").await;
+    produce("fine").await;
+    assert_eq!(told().await, [(1, None), (2, None), (3, Some(2))]);
+    first.drain().await;
+    let (second, stuck) = start().await;
+    produce("fine").await;
+    produce("bad").await;
+    assert_eq!(told().await, [(4, Some(2)), (5, Some(2))], "another host");
+    stuck.store(true, Relaxed);
+    let before = produce("fine").await;
+    wait_for("it is claimed", LIMIT, async || project.number("select claimed from {schema}.cursor").await == before)
+        .await;
+    drop(second); // as by kill -9
+    let (third, _) = start().await;
+    assert_eq!(told().await, [(6, Some(2))], "what a dead host had");
+    let redrive = async |id: i64| {
+        let redriven = engine::redrive(&project.database, &[id], true, |_| ()).await.unwrap().redriven;
+        assert_eq!(redriven, 1);
+    };
+    redrive(1).await;
+    assert_eq!(told().await, [(2, None)], "it dies again");
+    produce("fine").await;
+    assert_eq!(told().await, [(7, Some(2))], "and is a gap again");
+    mended.store(true, Relaxed);
+    redrive(1).await;
+    assert_eq!(told().await, [(2, None)]);
+    produce("fine").await;
+    assert_eq!(told().await, [(8, Some(5))], "the next one that is open");
+    third.drain().await;
+    assert_eq!(engine::discard(&project.database, &[2], |_| ()).await.unwrap(), 1);
+    let (fourth, _) = start().await;
+    produce("fine").await;
+    assert_eq!(told().await, [(9, None)]);
+    fourth.drain().await;
 }
 
 /// D3, D5. `rest`: all present and future messages of the key die in order; nothing of it is delivered.

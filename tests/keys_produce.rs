@@ -6,13 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millstream::handler::Message;
+use millstream::{
+    config::Start,
+    database::{Connect, Database},
+    engine::{self, DeadFilter, Settlement, Verdict, Wanted},
+    handler::{Concurrency, Failure, FailureClass, Message, NewMessage},
+};
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::support::{
-    engine::{Project, Session, done},
+    engine::{Project, Session, done, request, turn_statement},
     handlers::{is_soak, rounds},
-    keyed::{LIMIT, all_done, streams},
+    keyed::{LIMIT, all_done, keyed, streams, version},
+    proxy::{Fate, Proxy},
     wait_for,
 };
 
@@ -296,4 +302,120 @@ async fn all(mut session: Session, statements: Vec<String>) -> Result<(), String
         ran.map_err(|error| error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned())?;
     }
     Ok(())
+}
+
+/// What may have a key's rows locked, each in a transaction that is not committed yet.
+const HOLDERS: [&str; 9] = ["claim", "settle", "dead", "recover", "seek", "seek key", "pause", "skip", "redrive"];
+
+/// E10. Goal: whatever the key is in, leased, running, paused, blocked by a retry or a dead letter, and whatever of it has a
+/// transaction open, a claim, a settle, a recovery, a seek, an operator, no producer of the key waits. Method: the COMMIT of
+/// each is kept back by a proxy, and every kind of produce runs under a lock timeout meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e10_no_consumer_blocks_a_producer_of_its_key() {
+    for holder in HOLDERS {
+        let project = Project::declare(&streams("")).await;
+        let host = engine::register(&project.database, "hand", LIMIT).await.unwrap();
+        let group = project.group("email").await;
+        let wanted = Wanted { messages: 10, bytes: 1 << 20, retries: 10 };
+        let batch = |n: usize| {
+            let mut batch: Vec<_> =
+                (0..3).map(|m| keyed("ordered", Concurrency::Ordered, &format!("{n}.{m}"))).collect();
+            batch.push(keyed("exclusive", Concurrency::Exclusive, &n.to_string()));
+            batch.push(version("compacted", Concurrency::Ordered, &n.to_string()));
+            batch
+        };
+        project.produce("orders", &batch(0)).await;
+        let mut claimed = Vec::new();
+        if holder != "claim" {
+            claimed = engine::claim(&project.database, host, &group, &request(&[], wanted)).await.unwrap().claimed;
+            assert_eq!(claimed.len(), 5);
+        }
+        let failure = || Failure { class: FailureClass::Failed, error: "no".into() };
+        let settlements = |verdict: Verdict| -> Vec<Settlement> {
+            let settled = claimed.iter().map(|one| Settlement {
+                keyed: one.keyed.clone(),
+                ..Settlement::plain(one.token, one.message.id, verdict.clone())
+            });
+            settled.collect()
+        };
+        let dead = settlements(Verdict::Dead { attempts: 1, failure: failure() });
+        if matches!(holder, "skip" | "redrive") {
+            engine::settle(&project.database, host, &group, &dead[..1]).await.unwrap();
+        }
+        if holder == "recover" {
+            project.run("update {schema}.host set expires_at = now() - interval '1 minute'").await;
+        }
+        produce_all(&project, &batch(1), holder).await; // leased, running, blocked
+
+        // These are one statement each, so their transaction is begun here.
+        let statement = match holder {
+            "claim" => turn_statement(group.id, &host.to_string(), 10, 10),
+            "pause" => "select {schema}.pause_key(1, 'ordered')".to_owned(),
+            _ => String::new(),
+        };
+        if !statement.is_empty() {
+            let mut session = project.session().await;
+            session.run(&format!("begin; {statement}")).await;
+            produce_all(&project, &batch(2), holder).await;
+            session.run("commit").await;
+            produce_all(&project, &batch(3), holder).await;
+            continue;
+        }
+
+        let proxy = Proxy::of_commits(&project.database.url().await, |_| Fate::Late);
+        let behind = Database::connect(&Connect::parse(proxy.url()).unwrap(), 4, "millstream").await.unwrap();
+        let group_name = "email";
+        let work = async {
+            match holder {
+                "settle" => drop(engine::settle(&behind, host, &group, &settlements(Verdict::Done)).await.unwrap()),
+                "dead" => drop(engine::settle(&behind, host, &group, &dead).await.unwrap()),
+                "recover" => {
+                    let orphaned = engine::orphaned_groups(&behind, host).await.unwrap().remove(0);
+                    assert_eq!(engine::recover(&behind, host, orphaned).await.unwrap(), 5);
+                }
+                "seek" => {
+                    let to = Start::Earliest;
+                    drop(engine::seek(&behind, group.id, group.stream_id, group_name, &to).await.unwrap());
+                }
+                "seek key" => {
+                    project
+                        .run("update {schema}.message_key_lease set host_id = null; delete from {schema}.claim")
+                        .await;
+                    drop(engine::seek_key(&behind, group_name, "ordered", &Start::Earliest, LIMIT).await.unwrap());
+                }
+                "skip" => drop(engine::skip_key(&behind, (group.id, group.stream_id), "ordered").await.unwrap()),
+                _ => {
+                    let ids = engine::pick_dead(&project.database, group.id, &DeadFilter::default()).await.unwrap();
+                    assert_eq!(engine::redrive(&behind, &ids, false, |_| ()).await.unwrap().redriven, 1);
+                }
+            }
+        };
+        proxy.begin();
+        let meanwhile = async {
+            wait_for("its COMMIT is kept back", LIMIT, async || proxy.kept() > 0).await;
+            produce_all(&project, &batch(2), holder).await;
+            proxy.send_on();
+        };
+        tokio::join!(work, meanwhile);
+        behind.close().await;
+        produce_all(&project, &batch(3), holder).await;
+    }
+}
+
+/// Every kind of produce, one at a time and as a batch: one that waits for a lock fails. Ten messages.
+async fn produce_all(project: &Project, batch: &[NewMessage], holder: &str) {
+    let mut session = project.session().await;
+    session.run("set lock_timeout = '3s'").await;
+    for options in [
+        "",
+        ", key => 'ordered'",
+        ", key => 'ordered', concurrency => 'ordered'",
+        ", key => 'exclusive', concurrency => 'exclusive', idempotency_key => clock_timestamp()::text",
+        ", key => 'compacted', concurrency => 'ordered', compaction => true, rank => 3",
+    ] {
+        let one = format!("select {{schema}}.produce('orders', 'one'{options})");
+        session.try_run(&one).await.unwrap_or_else(|error| panic!("{holder}: {one}: {error}"));
+    }
+    let produced = timeout(Duration::from_secs(10), project.produce("orders", batch)).await;
+    assert_eq!(produced.unwrap_or_else(|_| panic!("{holder}: a batch waits")).len(), 5);
 }

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use millstream::handler::{Concurrency, Handler, NewMessage};
+use millstream::{
+    client::{Client, Error, ProduceOptions},
+    engine::{self, NewEntry},
+    handler::{Concurrency, Handler, NewMessage},
+};
 use serde_json::json;
 
 use crate::support::{PATIENCE, engine::text, handlers, verbs::Verbs, wait_for};
@@ -190,4 +194,58 @@ async fn wrong_options_of_a_key_are_refused() {
     produce(&["--key", "k", "--compaction", "--rank", "-1"], 1, &["MS006"]);
     produce(&["--ndjson", "--key", "k"], 2, &["cannot be used with"]);
     assert_eq!(verbs.project.number("select count(*) from {schema}.message_log_2").await, 0);
+}
+
+/// L5. Goal: the bound of a key is 1,024 bytes of UTF-8, whatever the characters and whichever way it comes; one byte more
+/// is refused by name, and nothing of its call is stored, nothing remembered. Method: keys of characters of one to four
+/// bytes at the bound and a byte, or a character, beyond, from SQL, a batch, the program, its lines, and the client.
+#[tokio::test]
+async fn l5_a_key_has_1024_bytes_at_most_whatever_its_characters() {
+    let verbs = Verbs::declare(STREAMS_TOML).await;
+    let project = &verbs.project;
+    let url = format!("{}&options=-csearch_path%3Dpublic", project.database.url().await);
+    let client = Client::connect(&url).await.expect("connect");
+    let orders = client.stream::<str>("orders");
+    let in_sql = |key: &str| {
+        format!(
+            "select {{schema}}.produce('orders', 'x', key => '{key}', idempotency_key => md5('{key}'), concurrency => 'ordered')"
+        )
+    };
+    let mut session = project.session().await;
+    let mut fine = 0;
+    for character in ["k", "é", "€", "𝄞"] {
+        let width = character.len();
+        let full = character.repeat(1024 / width) + &"k".repeat(1024 % width);
+        assert_eq!(full.len(), 1024);
+        for longer in [full.clone() + "k", full.clone() + character, character.repeat(1024 / width) + character] {
+            let remembered = "select count(*) from {schema}.idempotency_key_1";
+            let before = (project.number(remembered).await, fine);
+            let refused = session.try_run(&in_sql(&longer)).await.unwrap_err();
+            assert_eq!(refused.as_database_error().and_then(|error| error.code()).as_deref(), Some("MS003"));
+            let message = NewMessage { key: Some(longer.clone()), ..text("x") };
+            let batch = [text("fine"), message];
+            let entries = batch.each_ref().map(|message| NewEntry { message, deliver_after: None });
+            let mut tx = project.database.pool.begin().await.unwrap();
+            let refused = engine::produce(&project.database, &mut tx, "orders", &entries).await.unwrap_err();
+            assert!(refused.to_string().contains("MS003"), "{refused}");
+            tx.rollback().await.unwrap();
+            let options = ProduceOptions { message_key: Some(longer.clone()), ..ProduceOptions::default() };
+            let refused = orders.produce("x", options).await.unwrap_err();
+            assert!(matches!(refused, Error::KeyInvalid(_)), "{refused:?}");
+            verbs.refused(&["produce", "orders", "--key", &longer], 1, &["1024 bytes"]);
+            let lines = format!("{{\"payload\": 1}}\n{{\"payload\": 2, \"key\": \"{longer}\"}}\n");
+            verbs.file("lines.ndjson", lines);
+            verbs.refused(&["produce", "orders", "--ndjson", "--file", "lines.ndjson"], 1, &["line 2", "1024 bytes"]);
+            let stored = project.number("select count(*) from {schema}.message_log_1").await;
+            assert_eq!((project.number(remembered).await, stored), before, "nothing is stored, {} bytes", longer.len());
+        }
+        session.run(&in_sql(&full)).await;
+        project.produce("orders", &[NewMessage { key: Some(full.clone()), ..text("x") }]).await;
+        let options = ProduceOptions { message_key: Some(full.clone()), ..ProduceOptions::default() };
+        orders.produce("x", options).await.unwrap();
+        verbs.text(&["produce", "orders", "--key", &full, "--file", "lines.ndjson"]);
+        fine += 4;
+        let whole = format!("select count(*) from {{schema}}.message_log_1 where message_key = '{full}'");
+        assert_eq!(project.number(&whole).await, 4, "{character}");
+    }
 }

@@ -162,4 +162,6 @@ mod keys_ways;
 
 mod redrive;
 
+mod late_groups;
+
 mod model;
