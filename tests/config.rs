@@ -37,7 +37,7 @@ fn valid(name: &str) -> Config {
     config::parse(&text, Path::new(name), &environment).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// Set MILLSTREAM_WRITE_EXPECTED=1 to write the expected texts anew, then read the difference.
+/// L6. Impossible mixes of key options are among them. Set MILLSTREAM_WRITE_EXPECTED=1 to write the expected texts anew, then read the difference.
 #[test]
 fn every_broken_file_is_told_with_its_place_and_a_way_out() {
     let (broken, expected) = (files("invalid", "toml"), files("invalid", "expected"));

@@ -66,7 +66,7 @@ async fn l1_a_key_without_a_mode_changes_nothing() {
     host.drain().await;
 }
 
-/// E1, O1, C2. Keys hold wherever their messages stand: each kind in turn, between messages that no key holds up.
+/// L3, E1, O1, C2. Keys hold wherever their messages stand: each kind in turn, between messages that no key holds up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e1_keys_hold_between_messages_without_one() {
     let project = Project::declare(&streams("")).await;

@@ -77,7 +77,7 @@ async fn c8_a_late_lower_rank_does_not_resurrect_a_deleted_key() {
     assert_eq!(trace.ended(), ["alive", ""]);
 }
 
-/// X1, X2, Y5. 1,000 versions of a key while it is processed run exactly once more, with the newest, which tells how many it
+/// C6, X1, X2, Y5. 1,000 versions of a key while it is processed run exactly once more, with the newest, which tells how many it
 /// skipped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x1_a_thousand_versions_while_one_runs_make_one_more_delivery() {
@@ -166,6 +166,49 @@ async fn y2_a_newer_version_unblocks_a_stuck_key() {
         assert_eq!(trace.ended(), ["old", "new"]);
         assert_eq!(project.number("select count(*) from {schema}.dead_letter").await, i64::from(dies));
     }
+}
+
+/// Y4. A tombstone takes its turn like any version: it fails and comes again, dies and blocks its ordered key, is redriven in
+/// its place, and a lower rank that arrives meanwhile stays lost; a higher one unblocks the key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn y4_a_tombstone_is_retried_and_dies_like_any_version() {
+    let project = Project::declare(&streams("")).await;
+    let ranked = |rank, payload: Option<&str>| NewMessage {
+        rank: Some(rank),
+        payload: payload.map(|payload| payload.as_bytes().to_vec()),
+        ..version("k", Concurrency::Ordered, "")
+    };
+    let (told, ends) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(true)));
+    let (noted, fails) = (Arc::clone(&told), Arc::clone(&ends));
+    let (_, _, handler) = steps(move |_, message| {
+        noted.lock().unwrap().push((message.id, message.payload.is_none(), message.attempt, message.redriven));
+        if message.payload.is_none() && *fails.lock().unwrap() { failed() } else { done() }
+    });
+    let host = project.host_with(&[("email", handler)]).await;
+    project.produce("orders", &[ranked(5, Some("alive"))]).await;
+    all_done(&project).await;
+    project.produce("orders", &[ranked(7, None)]).await;
+    let blocked =
+        "select count(*) from {schema}.message_key_lease l join {schema}.dead_letter d on d.message_id = l.blocked_by
+        where d.payload is null and d.compaction_rank = 7 and d.attempts = 3";
+    wait_for("it is dead and blocks its key", LIMIT, async || project.number(blocked).await == 1).await;
+    assert!(project.produce("orders", &[ranked(6, Some("late"))]).await[0].superseded, "its rank is remembered");
+    *ends.lock().unwrap() = false;
+    assert_eq!(engine::redrive(&project.database, &[1], false, |_| ()).await.unwrap().redriven, 1);
+    all_done(&project).await;
+    project.produce("orders", &[ranked(8, Some("again"))]).await;
+    all_done(&project).await;
+    let died = [(2, true, 1, false), (2, true, 2, false), (2, true, 3, false)];
+    let wanted = [&[(1, false, 1, false)], &died[..], &[(2, true, 1, true), (4, false, 1, false)]].concat();
+    assert_eq!(*told.lock().unwrap(), wanted);
+    *ends.lock().unwrap() = true;
+    project.produce("orders", &[ranked(9, None)]).await;
+    let blocked = blocked.replace("= 7", "= 9");
+    wait_for("another one blocks the key", LIMIT, async || project.number(&blocked).await == 1).await;
+    project.produce("orders", &[ranked(10, Some("newer"))]).await;
+    all_done(&project).await;
+    host.drain().await;
+    assert_eq!(told.lock().unwrap().last(), Some(&(6, false, 1, false)));
 }
 
 /// X3, Y2. A version that dies with its hosts at the cap, and has lost meanwhile, ends: no dead letter, and its key goes on.

@@ -164,4 +164,6 @@ mod redrive;
 
 mod late_groups;
 
+mod backlog;
+
 mod model;

@@ -24,7 +24,7 @@ fn refusal(result: Result<impl Sized, sqlx::Error>, sql: &str) -> (String, Strin
     (error.code().to_owned(), error.message().to_owned(), error.hint().unwrap_or_default().to_owned())
 }
 
-/// Goal: a producer in any language can branch on the SQLSTATE and a person can read what to do.
+/// L3, L5. Goal: a producer in any language can branch on the SQLSTATE and a person can read what to do.
 #[tokio::test]
 async fn every_refusal_has_its_sqlstate_and_a_hint_and_stores_nothing() {
     let project = Project::declare(STREAMS).await;

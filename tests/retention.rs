@@ -94,6 +94,7 @@ async fn an_empty_partition_goes_once_it_is_old_itself() {
     assert_eq!(first_id(&project).await, 2001);
 }
 
+/// N2, N3. What a group has not claimed, what a host holds and what waits for a retry keep their partitions, and are told of.
 #[tokio::test]
 async fn whatever_a_group_still_needs_holds_exactly_its_partition_and_those_above() {
     let project = old_messages(&format!("{STREAM}{GROUP}"), 5500).await;

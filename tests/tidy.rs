@@ -254,27 +254,56 @@ fn every_test_file_is_part_of_the_test_program() {
     check("test files that are never run", problems);
 }
 
-/// Invariants of idempotent and transactional produce: each is named by the comment, or by the name, of a test of it.
+/// Families of invariants in the semantics: key as a label, compaction, exclusive, ordered, compaction with exclusive and with
+/// ordered, retries, dead letters, redrive, idempotent and transactional produce, retention, late groups, rewind, metrics.
+/// How many each has.
+const INVARIANTS: [(char, u32); 15] = [
+    ('L', 6),
+    ('C', 14),
+    ('E', 10),
+    ('O', 13),
+    ('X', 4),
+    ('Y', 5),
+    ('R', 5),
+    ('D', 8),
+    ('V', 6),
+    ('I', 10),
+    ('T', 7),
+    ('N', 3),
+    ('G', 4),
+    ('W', 6),
+    ('M', 1),
+];
+
+/// Those without a test, and why.
+const NOT_SHOWN: [(&str, &str); 1] = [("O13", "needs a replica that is promoted")];
+
+/// Each invariant is named by the comment, or by the name, of a test or of a check of the model test.
 #[test]
-fn every_invariant_of_produce_is_named_by_a_test() {
-    let names: Vec<String> = (1..=10).map(|n| format!("I{n}")).chain((1..=7).map(|n| format!("T{n}"))).collect();
+fn every_invariant_is_named_by_a_test() {
+    let names = INVARIANTS.iter().flat_map(|(family, count)| (1..=*count).map(move |n| format!("{family}{n}")));
     let tests = sources("rs")
         .into_iter()
         .filter(|source| source.path.starts_with("tests") && !source.path.ends_with("tidy.rs"));
     let tests: Vec<String> = tests.map(|source| source.text).collect();
-    let problems = names.iter().filter(|name| !tests.iter().any(|text| is_named_by_a_test(text, name)));
-    check("invariants without a test", problems.cloned().collect());
+    let is_named = |name: &str| tests.iter().any(|text| is_named_by_a_test(text, name));
+    let is_excused = |name: &str| NOT_SHOWN.iter().any(|(excused, _)| *excused == name);
+    let problems = names.filter(|name| is_named(name) == is_excused(name)).collect();
+    check("invariants without a test, or with one and an excuse", problems);
 }
 
-/// In the lines above a `fn` that are its comment, right above a test's attribute, or in its name.
+/// In the lines above a `fn` that are its comment, right above a test's attribute, or in its name. A check of the model test
+/// is a function of the facts, without an attribute.
 fn is_named_by_a_test(text: &str, name: &str) -> bool {
     let is_word = |line: &str| line.split(|c: char| !c.is_alphanumeric()).any(|word| word == name);
     let in_name = |line: &str| line.split(['_', ' ', '(']).any(|word| word.eq_ignore_ascii_case(name));
     let lines: Vec<&str> = text.lines().collect();
-    let is_test = |line: &&str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
-    let tests = lines.iter().enumerate().filter(|(_, line)| is_test(line));
-    tests.into_iter().any(|(at, _)| {
+    let is_test = |line: &str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+    let is_check =
+        |line: &str| !line.starts_with(' ') && line.contains("fn ") && line.contains("(facts: &Facts) -> Vec<String>");
+    lines.iter().enumerate().filter(|(_, line)| is_test(line) || is_check(line)).any(|(at, line)| {
         let comment = lines[..at].iter().rev().take_while(|line| line.starts_with("///"));
-        comment.into_iter().any(|line| is_word(line)) || lines.get(at + 1).is_some_and(|line| in_name(line))
+        let named = if is_test(line) { lines.get(at + 1) } else { Some(line) };
+        comment.into_iter().any(|line| is_word(line)) || named.is_some_and(|line| in_name(line))
     })
 }
