@@ -417,6 +417,35 @@ async fn w6_a_redrive_beside_a_replay_hinders_neither() {
     assert_eq!(group.number(open).await, 1);
 }
 
+/// W6, D4: a replay and a redriven delivery of one message that die in the same settle leave one dead letter, and so do they
+/// where the letter was discarded by hand meanwhile; what else is settled with them is settled.
+#[tokio::test]
+async fn w6_a_replay_and_a_redrive_that_die_together_leave_one_dead_letter() {
+    for is_gone in [false, true] {
+        let mut group = ByHand::declare(STREAMS_TOML).await;
+        group.project.produce("orders", &numbered(2)).await;
+        let failed = group.claim(2).await;
+        group.settle(&failed, &dead()).await;
+        group.seek(Start::Earliest).await;
+        assert_eq!(
+            engine::redrive(&group.project.database, &[1, 2], false, |_| {}).await.expect("redrive").redriven,
+            2
+        );
+        let both = group.claim(10).await;
+        assert_eq!(both.len(), 4);
+        if is_gone {
+            group.project.run("delete from {schema}.dead_letter").await;
+        }
+        assert_eq!(group.settle(&both, &dead()).await, 0);
+        let deaths = if is_gone { 1 } else { 2 };
+        let letters = format!(
+            "select count(*) from {{schema}}.dead_letter where redriven_at is null and payload is not null and deaths = {deaths}"
+        );
+        assert_eq!((group.number(&letters).await, group.project.rows("dead_letter").await), (2, 2));
+        assert_eq!((group.rest_ids().await, group.project.left_over().await), (Vec::new(), 0));
+    }
+}
+
 /// What a seek waits for in vain, a claim or a round of retention that does not end, is named, and nothing is changed.
 #[tokio::test]
 async fn a_seek_that_waits_in_vain_names_who_holds_it_up() {
