@@ -120,6 +120,7 @@ mod seek;
 mod seek_hosts;
 
 mod seek_key;
+mod seek_key_dead;
 mod seek_key_meanwhile;
 
 mod payloads;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use millstream::{
     config::Start,
     engine::{self, GroupHandle, HostId, KeySeeked, Settlement, Token, Verdict, Wanted, seek_key},
-    handler::{Concurrency, NewMessage},
+    handler::{Concurrency, NewMessage, Outcome},
 };
 use tokio::task::JoinHandle;
 
@@ -78,9 +78,13 @@ impl Taker {
 
     /// A seek of the key to its beginning, which has read what it is about and waits for what is taken.
     async fn begin_to_seek(&self) -> JoinHandle<Result<KeySeeked>> {
+        self.begin_to_seek_within(LIMIT).await
+    }
+
+    async fn begin_to_seek_within(&self, patience: Duration) -> JoinHandle<Result<KeySeeked>> {
         let database = self.project.database.another_host().await;
         let statements = database.statements.clone();
-        let seek = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, LIMIT).await });
+        let seek = tokio::spawn(async move { seek_key(&database, "email", "a", &Start::Earliest, patience).await });
         // Whatever it does first, then it looks again and again.
         wait_for("it waits", LIMIT, async || statements.load(Relaxed) > 20).await;
         assert!(!seek.is_finished());
@@ -192,6 +196,68 @@ async fn w5_a_key_that_is_resumed_ends_the_seek_of_it_that_waits() {
     assert_eq!(trace.ended(), ["0", "1", "2", "3", "4"], "as if nobody had asked");
 }
 
+/// What dies while a seek of its key waits was delivered after it began: it does not come again, and is not marked so.
+#[tokio::test]
+async fn w5_what_dies_while_a_seek_of_its_key_waits_is_not_marked() {
+    let taker = Taker::start().await;
+    taker.produce(2).await;
+    let first = taker.take().await;
+    let seek = taker.begin_to_seek().await;
+    let second = taker.take().await;
+    let outcome = Outcome::Reject { reason: "bad".into() };
+    taker.settle(second, engine::verdict(outcome, 0, &taker.group.policy.retry, 0.0)).await;
+    taker.settle(first, Verdict::Done).await;
+    let seeked = seek.await.unwrap().expect("seek a key");
+    assert_eq!((seeked.replayed, seeked.dead_letters_replayed), (1, 0), "{seeked:?}");
+    assert_eq!(taker.project.number("select count(*) from {schema}.dead_letter where replayed_at is null").await, 1);
+}
+
+/// The hold of a seek is its own: an operator's hold that begins meanwhile outlives it, however it ends, and one that ended and
+/// began anew is told apart from it.
+#[tokio::test]
+async fn w5_an_operators_hold_is_told_from_that_of_a_seek() {
+    for (resumes, settles) in [(false, true), (false, false), (true, true)] {
+        let taker = Taker::start().await;
+        let (database, group) = (&taker.project.database, taker.group.id);
+        taker.produce(1).await;
+        let first = taker.take().await;
+        let patience = if settles { LIMIT } else { Duration::from_secs(3) };
+        let seek = taker.begin_to_seek_within(patience).await;
+        if resumes {
+            assert!(engine::resume_key(database, group, "a").await.unwrap());
+        }
+        assert!(engine::pause_key(database, group, "a").await.unwrap(), "it is the operator's now");
+        assert!(!engine::pause_key(database, group, "a").await.unwrap());
+        if settles {
+            taker.settle(first, Verdict::Done).await;
+        }
+        let seeked = seek.await.unwrap();
+        assert_eq!(seeked.is_ok(), settles && !resumes, "{seeked:?}");
+        assert_eq!(taker.project.number(PAUSED).await, 1, "it stays held");
+        assert!(engine::resume_key(database, group, "a").await.unwrap());
+    }
+}
+
+/// One seek of a key at a time. One that was stopped in the middle leaves the key held, which the next is told.
+#[tokio::test]
+async fn w5_a_seek_does_not_meet_another_of_its_key() {
+    let taker = Taker::start().await;
+    let database = &taker.project.database;
+    taker.produce(1).await;
+    let first = taker.take().await;
+    let seek = taker.begin_to_seek().await;
+    let refused = seek_key(database, "email", "a", &Start::Earliest, LIMIT).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("another seek holds key \"a\""), "{refused:#}");
+    seek.abort();
+    assert!(seek.await.unwrap_err().is_cancelled());
+    let refused = seek_key(database, "email", "a", &Start::Earliest, LIMIT).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("`key resume` lets the key go"), "{refused:#}");
+    taker.settle(first, Verdict::Done).await;
+    assert!(engine::resume_key(database, taker.group.id, "a").await.unwrap());
+    assert_eq!(seek_key(database, "email", "a", &Start::Earliest, LIMIT).await.expect("seek a key").replayed, 1);
+    assert_eq!(taker.project.number(PAUSED).await, 0);
+}
+
 /// Messages keep the lanes of the rule under which they were produced: whoever holds the key holds those too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w5_a_held_key_is_held_on_the_lanes_of_older_rules() {
@@ -212,7 +278,10 @@ async fn w5_a_held_key_is_held_on_the_lanes_of_older_rules() {
         (vec![rule("a*", 6)], 6),
         (vec![rule("b*", 1)], 6),
     ] {
+        assert!(engine::pause_key(&project.database, group, "a").await.unwrap());
         project = project.declare_again(&declared(&rules)).await;
+        assert_eq!(project.number(PAUSED).await, lanes, "held before {rules:?}");
+        assert!(engine::resume_key(&project.database, group, "a").await.unwrap());
         assert!(engine::pause_key(&project.database, group, "a").await.unwrap());
         assert_eq!(project.number(PAUSED).await, lanes, "{rules:?}");
         assert!(engine::resume_key(&project.database, group, "a").await.unwrap());

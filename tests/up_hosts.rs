@@ -218,8 +218,7 @@ async fn freeze_inside(kept_back: fn(&str) -> Fate, command: Value, count: usize
     proxy.begin();
     tell(&database, command.clone(), i32::try_from(count).unwrap()).await;
     wait_for("it is inside", PATIENCE, async || proxy.kept() > 0).await;
-    let named =
-        "select count(*) from {schema}.host h join pg_stat_activity a on a.application_name = 'millstream ' || h.name";
+    let named = "select count(*) from {schema}.host h join pg_stat_activity a on a.application_name = left(concat_ws(' ', 'millstream', h.sessions, h.name), 63)";
     assert!(number(&database, named).await > 0, "its sessions have its name");
     frozen.signal(Signal::STOP);
     let other = host(&url).await;

@@ -74,6 +74,7 @@ create table {schema}.consumer_group (
 create table {schema}.host (
     id            bigint generated always as identity primary key,
     name          text not null,
+    sessions      text not null default '',     -- what stands in the application_name of its database sessions
     version       text not null,
     started_at    timestamptz not null default clock_timestamp(),
     heartbeat_at  timestamptz not null default clock_timestamp(),
@@ -140,13 +141,15 @@ create table {schema}.message_key_lease (
     lane        smallint not null default 0,
     host_id     bigint,
     blocked_by  bigint,
-    paused_at   timestamptz,
+    paused_at   timestamptz,                    -- it is held since then
+    seek_began  timestamptz,                    -- by the seek of it that held it then; null: by an operator
     rests       boolean not null default false,
     buries      boolean not null default false, -- it rests, and something may be deferred behind it
     changed_at  timestamptz not null default clock_timestamp(),
     primary key (group_id, message_key, lane),
     constraint message_key_lease_one_state check (host_id is null or (blocked_by is null and not rests)),
-    constraint message_key_lease_buries check (rests or not buries)
+    constraint message_key_lease_buries check (rests or not buries),
+    constraint message_key_lease_seek check (seek_began is null or paused_at is not null)
 ) with (fillfactor = 70);
 create index message_key_lease_host on {schema}.message_key_lease (host_id, group_id) where host_id is not null;
 create index message_key_lease_ready on {schema}.message_key_lease (group_id)

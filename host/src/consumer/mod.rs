@@ -72,8 +72,8 @@ struct Running {
 }
 
 impl Consumer {
-    /// Takes an identity and starts what all groups share. `name` is shown to people, and is that of the database's sessions
-    /// ([`Database::of_host`]), so that others can end them when this host is frozen.
+    /// Takes an identity and starts what all groups share. `name` is shown to people. The database should be
+    /// [`Database::of_host`], so that others can end its sessions when this host is frozen.
     pub fn start(database: &Database, host: &config::Host, name: &str, counters: Arc<Counters>) -> Result<Self> {
         let terms = Terms { name: name.to_owned(), lease: host.lease, heartbeat: host.heartbeat };
         let keeper = Keeper::start(database, terms, Arc::clone(&counters))?;

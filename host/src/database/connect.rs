@@ -38,7 +38,7 @@ const PROBE_MAX: Duration = Duration::from_secs(2);
 #[cfg(feature = "host")]
 const GUESTS_ACQUIRE_MAX: Duration = Duration::from_secs(3600);
 
-/// What sessions of ours are called in `pg_stat_activity`; those of a host have its name behind it.
+/// What sessions of ours are called in `pg_stat_activity`; those of a host have a token and its name behind it.
 const APPLICATION: &str = "millstream";
 
 /// Longest name in Postgres, in bytes; a longer one would be cut and two schemas could become one.
@@ -54,6 +54,8 @@ pub struct Database {
     pub(super) connect: Connect,
     /// Statements of `.sql` files are kept prepared by the connections.
     names_statements: bool,
+    /// What stands in the names of its sessions, if it is a host's.
+    sessions: Arc<str>,
 }
 
 impl Database {
@@ -76,7 +78,14 @@ impl Database {
     pub fn from_pool(pool: PgPool, schema: &str) -> Result<Self> {
         check_schema_name(schema)?;
         let connect = Connect::direct((*pool.connect_options()).clone());
-        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect, names_statements: true })
+        Ok(Self {
+            pool,
+            schema: Schema::new(schema),
+            statements: Arc::default(),
+            connect,
+            names_statements: true,
+            sessions: "".into(),
+        })
     }
 
     async fn open(connect: Connect, max_connections: u32, schema: &str) -> Result<Self> {
@@ -93,7 +102,8 @@ impl Database {
             .test_before_acquire(false)
             .connect_lazy_with(connect.options.clone());
         let names_statements = connect.pooler == Pooler::Absent;
-        Ok(Self { pool, schema: Schema::new(schema), statements: Arc::default(), connect, names_statements })
+        let schema = Schema::new(schema);
+        Ok(Self { pool, schema, statements: Arc::default(), connect, names_statements, sessions: "".into() })
     }
 
     /// A statement of a `.sql` file about shared tables. Behind a pooler it is not kept prepared, so run it inside a
@@ -152,13 +162,21 @@ impl Database {
         Self { pool, ..self.clone() }
     }
 
-    /// The same database through a pool of as many connections, whose sessions say which host they belong to. If it is frozen,
-    /// others find them by that and end them (`engine::frozen`).
+    /// The same database through a pool of as many connections, whose sessions say which process they belong to: by a token,
+    /// since people's names are cut at 63 bytes, changed where they are not ASCII, and given twice. If it is frozen, others find
+    /// its sessions by that and end them (`engine::frozen`).
     #[cfg(feature = "host")]
     pub fn of_host(&self, name: &str) -> Self {
-        let options = self.connect.options.clone().application_name(&format!("{APPLICATION} {name}"));
+        let sessions = format!("{:016x}", fastrand::u64(..));
+        let options = self.connect.options.clone().application_name(&format!("{APPLICATION} {sessions} {name}"));
         let connect = Connect { options, pooler: self.connect.pooler };
-        Self { connect, ..self.clone() }.with_own_pool(self.pool.options().get_max_connections())
+        let named = Self { connect, sessions: sessions.into(), ..self.clone() };
+        named.with_own_pool(self.pool.options().get_max_connections())
+    }
+
+    /// The token in the names of a host's sessions; empty for what is no host.
+    pub fn sessions(&self) -> &str {
+        &self.sessions
     }
 
     /// The same database for the SQL of handlers, over at most as many connections again as the pool has. No statement

@@ -189,7 +189,8 @@ async fn declare_key_rules(database: &Database, tx: &mut PgConnection, id: i32, 
     let compaction = |rule: &&KeyRule| rule.compaction.unwrap_or(stream.key.compaction);
     let query = query.bind(rules.iter().map(compaction).collect::<Vec<_>>());
     let shards = |rule: &&KeyRule| i16::try_from(rule.shards).unwrap_or(i16::MAX);
-    query.bind(rules.iter().map(shards).collect::<Vec<_>>()).execute(tx).await?;
+    query.bind(rules.iter().map(shards).collect::<Vec<_>>()).execute(&mut *tx).await?;
+    database.query(include_str!("declare_holds.sql")).bind(id).execute(tx).await?;
     Ok(())
 }
 

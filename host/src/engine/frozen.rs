@@ -1,32 +1,35 @@
-//! The row of a host whose lease has run out may be locked by the host itself: frozen in the middle of a turn or a settle, it
-//! neither ends nor goes on, and neither does its session. Whoever takes its work over ends that session, which it knows by
-//! the host's name.
+//! What a recovery needs may be locked by the dead host itself: frozen in the middle of a turn or a settle, it neither ends nor
+//! goes on, and neither do its sessions. Whoever takes its work over ends them, which it knows by a token in their names.
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, postgres::PgRow};
+use sqlx::{
+    PgConnection, Postgres,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 use tokio::time::sleep;
 
 use super::HostId;
 use crate::database::Database;
 
-/// How often it is looked who holds the row.
+/// How often it is looked who holds the lock.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The transaction of such a lock. What is not frozen may hold the row for longer: other dead hosts must not wait for it, so
-/// this one is looked at again.
+/// The transaction of such a lock. What is not frozen may hold it for longer: other dead hosts must not wait for it, so this one
+/// is looked at again.
 pub(super) const BEGIN: &str =
     "begin; set local idle_in_transaction_session_timeout = '1min'; set local lock_timeout = '5s'";
 
-/// Runs a statement that locks the row of a host, and ends the sessions of its own that keep it waiting.
-pub(super) async fn lock_host(
+/// Runs a statement that locks for the recovery of a host, and ends the sessions of dead hosts that keep it waiting.
+pub(super) async fn lock(
     database: &Database,
     tx: &mut PgConnection,
-    statement: &str,
+    lock: Query<'_, Postgres, PgArguments>,
     host: HostId,
 ) -> Result<Option<PgRow>, sqlx::Error> {
     let backend: i32 = sqlx::query_scalar("select pg_catalog.pg_backend_pid()").fetch_one(&mut *tx).await?;
-    let lock = database.query(statement).bind(host.0).fetch_optional(&mut *tx);
+    let lock = lock.fetch_optional(&mut *tx);
     tokio::pin!(lock);
     loop {
         tokio::select! {

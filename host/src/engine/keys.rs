@@ -1,10 +1,18 @@
 //! Keys as an operator sees them: which wait for what, and the ways to hold them, let them go, or skip their head.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{
+    Postgres, Row, Transaction,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
+use tokio::time::sleep;
 
 use super::{
     GroupId, StreamId,
@@ -178,21 +186,56 @@ pub async fn release_key(database: &Database, group: GroupId, key: &str) -> Resu
     Ok(lanes > 0)
 }
 
-async fn change(database: &Database, statement: &str, group: GroupId, key: &str) -> Result<i64, sqlx::Error> {
-    let mut tx = database.begin().await?;
-    let lanes = database.query(statement).bind(group.0).bind(key).fetch_one(&mut *tx).await?.try_get(0)?;
+async fn change(database: &Database, statement: &str, group: GroupId, key: &str) -> Result<i64> {
+    let query = || database.query(statement).bind(group.0).bind(key.to_owned());
+    let (tx, rows) = with_key(database, key, query, PATIENCE).await?;
+    let lanes = rows.first().context("no answer")?.try_get(0)?;
     tx.commit().await?;
     tell_hosts(database, group).await;
     Ok(lanes)
+}
+
+/// How long a verb waits for settles that have its key locked.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often it looks whether they have.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Runs a statement of functions/operate.sql in a transaction, again and again while somebody has the key locked: it must not
+/// wait for that with the group's lock.
+pub(super) async fn with_key<'q>(
+    database: &Database,
+    key: &str,
+    query: impl Fn() -> Query<'q, Postgres, PgArguments>,
+    patience: Duration,
+) -> Result<(Transaction<'static, Postgres>, Vec<PgRow>)> {
+    let until = Instant::now() + patience;
+    loop {
+        let mut tx = database.begin().await?;
+        match query().fetch_all(&mut *tx).await {
+            Ok(rows) => return Ok((tx, rows)),
+            Err(error) if is_locked(&error) => ensure!(
+                Instant::now() < until,
+                "a settle has had key {key:?} locked for {} s; nothing was changed. Try again",
+                patience.as_secs()
+            ),
+            Err(error) => return Err(error.into()),
+        }
+        drop(tx);
+        sleep(LOOK).await;
+    }
+}
+
+fn is_locked(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("55P03"))
 }
 
 const SKIPPED: &str = "an operator skipped it: its key waited for it";
 
 /// Lets a key go on without the messages it waits for, and answers which. Those that were not dead letters become some.
 pub async fn skip_key(database: &Database, (group, stream): (GroupId, StreamId), key: &str) -> Result<Vec<i64>> {
-    let mut tx = database.begin().await.context("begin to skip")?;
-    let query = database.query(include_str!("key_skip.sql")).bind(group.0).bind(key);
-    let rows = query.fetch_all(&mut *tx).await.context("skip the head of a key")?;
+    let query = || database.query(include_str!("key_skip.sql")).bind(group.0).bind(key.to_owned());
+    let (mut tx, rows) = with_key(database, key, query, PATIENCE).await.context("skip the head of a key")?;
     let (mut skipped, mut buried) = (Vec::new(), Vec::new());
     for row in &rows {
         let message_id = row.try_get(0)?;

@@ -13,7 +13,8 @@ pub async fn register(database: &Database, name: &str, lease: Duration) -> Resul
         .query(include_str!("lease_register.sql"))
         .bind(name)
         .bind(env!("CARGO_PKG_VERSION"))
-        .bind(milliseconds(lease));
+        .bind(milliseconds(lease))
+        .bind(database.sessions());
     let rows = database.fetch_all(query).await?;
     Ok(HostId(rows[0].try_get(0)?))
 }
@@ -38,7 +39,8 @@ pub async fn dead_hosts(database: &Database) -> Result<Vec<HostId>, sqlx::Error>
 /// Gives the identity up, once nothing is held under it. `false`: something still is.
 pub async fn deregister(database: &Database, host: HostId) -> Result<bool, sqlx::Error> {
     let mut tx = database.begin_with(frozen::BEGIN).await?;
-    frozen::lock_host(database, &mut tx, include_str!("lease_deregister_lock.sql"), host).await?;
+    let lock = database.query(include_str!("lease_deregister_lock.sql")).bind(host.0);
+    frozen::lock(database, &mut tx, lock, host).await?;
     let gone = database.query(include_str!("lease_deregister.sql")).bind(host.0).fetch_all(&mut *tx).await?;
     tx.commit().await?;
     Ok(!gone.is_empty())

@@ -48,10 +48,12 @@ pub async fn orphaned_groups(database: &Database, host: HostId) -> Result<Vec<Or
 /// hosts ends. Its keys are ready for any host, with the messages of theirs that it held.
 pub async fn recover(database: &Database, dead: HostId, orphaned: Orphaned) -> Result<usize, sqlx::Error> {
     let mut tx = database.begin_with(frozen::BEGIN).await?;
-    if frozen::lock_host(database, &mut tx, include_str!("recover_lock.sql"), dead).await?.is_none() {
+    let lock = database.query(include_str!("recover_lock.sql")).bind(dead.0);
+    if frozen::lock(database, &mut tx, lock, dead).await?.is_none() {
         return Ok(0);
     }
-    database.query(include_str!("recover_lock_group.sql")).bind(orphaned.group.0).execute(&mut *tx).await?;
+    let lock = database.query(include_str!("recover_lock_group.sql")).bind(orphaned.group.0);
+    frozen::lock(database, &mut tx, lock, dead).await?;
     let query = database.stream_query(include_str!("recover_group.sql"), orphaned.stream.0);
     let query =
         query.bind(orphaned.group.0).bind(dead.0).bind(i32::try_from(orphaned.max_attempts).unwrap_or(i32::MAX));

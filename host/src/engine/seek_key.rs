@@ -17,7 +17,9 @@ use serde::Serialize;
 use sqlx::{PgConnection, Row};
 
 use super::{
-    GroupHandle, find_group, load_groups,
+    GroupHandle, find_group,
+    keys::with_key,
+    load_groups,
     pause::tell_hosts,
     seek::{check_point, held_by, id_and_time, lock_group},
     settle::{Burial, bury},
@@ -59,6 +61,9 @@ const MESSAGES_MAX: usize = 100_000;
 /// How often a key that is held is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long a seek that failed waits for settles that have its key locked.
+const LET_GO_MAX: Duration = Duration::from_secs(10);
+
 const SKIPPED: &str = "an operator sent its key to a later point";
 
 /// Sends a key. Waits up to `patience` for what runs of it.
@@ -75,24 +80,39 @@ pub async fn seek_key(
     ensure!((1..=1024).contains(&key.len()), "a key has 1 to 1,024 bytes, this one {}", key.len());
     let group = handle(database, group).await?;
     check(database, &group, to).await?;
-    let query = database.query(include_str!("seek_key_hold.sql")).bind(group.id.0).bind(key);
-    let held: Vec<i16> = fetch_one(database, query).await.context("hold the key")?.try_get(0)?;
+    let began = hold(database, &group, key, patience).await?;
     let until = Instant::now() + patience;
     let done = async {
         wait_until_idle(database, &group, key, (patience, until)).await?;
         let found = Found::ahead(database, (&group, key), to).await?;
         wait_for_claims(database, &group, key, &found.ids, (patience, until)).await?;
-        let (tx, seeked) = send(database, (&group, key), found, Some(&held)).await?;
+        let (tx, seeked) = send(database, (&group, key), found, Some(&began)).await?;
         tx.commit().await.context("commit the seek of a key")?;
         Ok(seeked)
     }
     .await;
     if done.is_err() {
-        let query = database.query(include_str!("seek_key_go.sql")).bind(group.id.0).bind(key).bind(&held);
-        fetch_one(database, query).await.with_context(|| format!("let key {key:?} go; `key resume` does"))?;
+        let query = || {
+            database.query(include_str!("seek_key_go.sql")).bind(group.id.0).bind(key.to_owned()).bind(began.clone())
+        };
+        let (tx, _) = with_key(database, key, query, LET_GO_MAX)
+            .await
+            .with_context(|| format!("let key {key:?} go; `key resume` does"))?;
+        tx.commit().await?;
     }
     tell_hosts(database, group.id).await;
     done
+}
+
+/// Holds the key, and answers by which the hold is known.
+async fn hold(database: &Database, group: &GroupHandle, key: &str, patience: Duration) -> Result<String> {
+    let query = || database.query(include_str!("seek_key_hold.sql")).bind(group.id.0).bind(key.to_owned());
+    let (tx, rows) = with_key(database, key, query, patience).await.context("hold the key")?;
+    let began: Option<String> = rows.first().context("no answer")?.try_get(0)?;
+    tx.commit().await.context("hold the key")?;
+    began.with_context(|| {
+        format!("another seek holds key {key:?}; wait until it has ended. If it was stopped in the middle, `key resume` lets the key go")
+    })
 }
 
 /// What [`seek_key`] would do as things stand: it is done and rolled back. What runs of the key just now is not in it.
@@ -139,7 +159,7 @@ async fn wait_until_idle(database: &Database, group: &GroupHandle, key: &str, pa
     }
 }
 
-/// Waits until none of these messages is in a claim any more that was when it began to wait.
+/// Waits until every delivery of these messages has ended that was running when it began to wait.
 async fn wait_for_claims(
     database: &Database,
     group: &GroupHandle,
@@ -147,21 +167,17 @@ async fn wait_for_claims(
     ids: &[i64],
     patience: Patience,
 ) -> Result<()> {
-    let mut running = ids.to_vec();
+    let (mut running, mut claims) = (ids.to_vec(), None::<Vec<i64>>);
     loop {
-        let query = database.query(include_str!("seek_key_running.sql")).bind(group.id.0).bind(&running);
+        let query = database.query(include_str!("seek_key_running.sql"));
+        let query = query.bind(group.id.0).bind(&running).bind(&claims);
         let row = fetch_one(database, query).await.context("look what is claimed of the key")?;
-        running = row.try_get("ids")?;
+        (running, claims) = (row.try_get("ids")?, Some(row.try_get("claims")?));
         if running.is_empty() {
             return Ok(());
         }
-        look_again(
-            key,
-            row.try_get("hosts")?,
-            patience,
-            "`pause` the group, wait until it has nothing in flight, and seek then",
-        )
-        .await?;
+        let mend = "`pause` the group, wait until it has nothing in flight, and seek then";
+        look_again(key, row.try_get("hosts")?, patience, mend).await?;
     }
 }
 
@@ -189,29 +205,34 @@ async fn busy(
 }
 
 /// Everything but the commit. `found` was read before the lock, as far as the group had come; what it claimed meanwhile is
-/// deferred behind the key that is held, or comes by itself. `held` are the lanes that an operator holds; without them it is
-/// a trial.
+/// deferred behind the key that is held, or comes by itself. The hold is known by when it `began`; without one it is a
+/// trial.
 async fn send(
     database: &Database,
     (group, key): (&GroupHandle, &str),
     found: Found,
-    held: Option<&[i16]>,
+    began: Option<&str>,
 ) -> Result<(sqlx::Transaction<'static, sqlx::Postgres>, KeySeeked)> {
     let mut tx = database.begin().await.context("begin to seek a key")?;
     if let Err(error) = lock_group(database, &mut tx, group.id).await {
         return Err(held_by(database, group.id, error).await.context("lock the group for the seek of a key"));
     }
-    let row =
-        database.query(include_str!("seek_key_group.sql")).bind(group.id.0).bind(key).fetch_optional(&mut *tx).await;
+    let row = database
+        .query(include_str!("seek_key_group.sql"))
+        .bind(group.id.0)
+        .bind(key)
+        .bind(began)
+        .fetch_optional(&mut *tx)
+        .await;
     let row = row.context("look whether all is as it was")?.context("the group is gone")?;
     let policy: config::Group = serde_json::from_value(row.try_get("policy")?).context("read the group's policy")?;
     let meanwhile = if row.try_get::<i64, _>("epoch")? != group.epoch {
         Some("the group was sent elsewhere") // what was read comes again by itself
     } else if policy != *group.policy {
         Some("the group was declared anew") // what was read is not what it takes
-    } else if held.is_some() && row.try_get::<i64, _>("let_go")? > 0 {
+    } else if began.is_some() && row.try_get::<i64, _>("let_go")? > 0 {
         Some("the key was resumed, or has more lanes") // what came since would be before what comes again
-    } else if held.is_some() && busy(database, &mut tx, group, key).await?.is_some() {
+    } else if began.is_some() && busy(database, &mut tx, group, key).await?.is_some() {
         Some("the key was taken")
     } else {
         None
@@ -219,7 +240,7 @@ async fn send(
     if let Some(meanwhile) = meanwhile {
         bail!("{meanwhile} meanwhile; nothing was changed. Try again");
     }
-    let seeked = apply(database, &mut tx, (group, key), (found.after, &found.ids), held.unwrap_or_default()).await?;
+    let seeked = apply(database, &mut tx, (group, key), (found.after, &found.ids), began).await?;
     Ok((tx, seeked))
 }
 
@@ -292,25 +313,28 @@ async fn apply(
     tx: &mut PgConnection,
     (group, key): (&GroupHandle, &str),
     (after, ids): (i64, &[i64]),
-    held: &[i16],
+    began: Option<&str>,
 ) -> Result<KeySeeked> {
     let (id, stream) = (group.id.0, group.stream_id.0);
     let skipped = skip(database, tx, (group, key), after).await?;
-    let of_key = |statement: &str| database.query(statement).bind(id).bind(key.to_owned()).bind(after);
-    let reset = of_key(include_str!("seek_key_reset.sql")).execute(&mut *tx).await.context("reset what waits")?;
+    let query = database.query(include_str!("seek_key_reset.sql")).bind(id).bind(key.to_owned()).bind(after);
+    let reset = query.fetch_all(&mut *tx).await.context("reset what waits")?;
     let query = database.stream_query(include_str!("seek_key_again.sql"), stream);
     let query = query.bind(id).bind(ids.to_vec()).bind(group.concurrency_override());
-    let replayed = query.execute(&mut *tx).await.context("deliver messages of the key again")?.rows_affected();
-    let dead = of_key(include_str!("seek_key_dead.sql")).execute(&mut *tx).await.context("mark dead letters")?;
-    let query = database.query(include_str!("seek_key_free.sql")).bind(id).bind(key.to_owned()).bind(held.to_vec());
+    let replayed = query.fetch_all(&mut *tx).await.context("deliver messages of the key again")?;
+    let coming = reset.iter().chain(&replayed).map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
+    let query = database.query(include_str!("seek_key_dead.sql")).bind(id).bind(coming);
+    let dead = query.execute(&mut *tx).await.context("mark dead letters")?;
+    let query =
+        database.query(include_str!("seek_key_free.sql")).bind(id).bind(key.to_owned()).bind(began.map(str::to_owned));
     query.execute(&mut *tx).await.context("let the key go")?;
     Ok(KeySeeked {
         group: group.name.to_string(),
         key: key.to_owned(),
         dry_run: false,
         position: after,
-        replayed: i64::try_from(replayed)?,
-        reset: i64::try_from(reset.rows_affected())?,
+        replayed: i64::try_from(replayed.len())?,
+        reset: i64::try_from(reset.len())?,
         skipped,
         dead_letters_replayed: i64::try_from(dead.rows_affected())?,
     })
@@ -323,13 +347,16 @@ async fn skip(
     (group, key): (&GroupHandle, &str),
     after: i64,
 ) -> Result<i64> {
+    let most = i64::try_from(MESSAGES_MAX)? + 1;
+    let query =
+        database.query(include_str!("seek_key_skippable.sql")).bind(group.id.0).bind(key).bind(after).bind(most);
+    let waiting: i64 = query.fetch_one(&mut *tx).await.context("count what waits before the point")?.try_get(0)?;
+    ensure!(
+        waiting < most,
+        "more than {MESSAGES_MAX} messages wait before that point, and so many can be skipped at a time; take an earlier one first"
+    );
     let query = database.query(include_str!("seek_key_skip.sql")).bind(group.id.0).bind(key).bind(after);
     let rows = query.fetch_all(&mut *tx).await.context("take out what waits before the point")?;
-    ensure!(
-        rows.len() <= MESSAGES_MAX,
-        "{} messages wait before that point, and {MESSAGES_MAX} can be skipped at a time; take an earlier one first",
-        rows.len()
-    );
     let burial = |row: &sqlx::postgres::PgRow| -> Result<_> {
         Ok((
             row.try_get::<i64, _>(0)?,
