@@ -206,14 +206,11 @@ async fn what_is_not_yet_claimed_is_told_from_what_was_passed() {
     assert_eq!(why(&verbs, 9), json!({ "state": "unclaimed", "before": 2, "before_exact": true }));
     assert_eq!(
         (line(&verbs, 7), line(&verbs, 9)),
-        ("not yet claimed, it is the next".into(), "not yet claimed, 2 messages stand before it".into())
+        ("not yet claimed, it is the next".into(), "not yet claimed, 2 messages before it".into())
     );
     let paused = verbs.json(&["pause", "email"])["paused_at"].as_str().expect("a time").to_owned();
     assert_eq!(verbs.json(&["why", "email", "9"])["paused_at"], *paused);
-    assert_eq!(
-        line(&verbs, 9),
-        format!("not yet claimed, 2 messages stand before it; the group is paused since {paused}")
-    );
+    assert_eq!(line(&verbs, 9), format!("not yet claimed, 2 messages before it; the group is paused since {paused}"));
     assert!(line(&verbs, 3).ends_with(&format!("; the group is paused since {paused}")));
     assert_eq!(line(&verbs, 1), "done, unless its dead letter was discarded", "of what has ended nothing waits for it");
     verbs.text(&["resume", "email"]);

@@ -89,6 +89,12 @@ impl Spans {
         self.0.lock().unwrap().values().flatten().filter(|span| span.answered).count()
     }
 
+    /// Keys of which a host has done something.
+    fn of_host(&self, host: usize) -> usize {
+        let is_of_it = |spans: &&Vec<Span>| spans.iter().any(|span| span.host == host && span.answered);
+        self.0.lock().unwrap().values().filter(is_of_it).count()
+    }
+
     /// E1: no two spans of a key overlap, each cut off at the end of the lease of its host.
     fn one_at_a_time(&self, leases: &HashMap<usize, Vec<(i64, i64)>>) {
         for (key, spans) in self.all() {
@@ -465,17 +471,19 @@ async fn e9_another_host_takes_the_keys_of_a_killed_one() {
     doomed.stop().await;
     project.run("update {schema}.exception set due_at = clock_timestamp() where state = 'waiting'").await;
     let doomed = Process::start(&project, &spans, |_| {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(20)); // it has the keys for much longer than they take to be claimed
         done()
     })
     .await;
     let held = "select count(*) from {schema}.message_key_lease where host_id is not null";
-    wait_for("it has keys", LIMIT, async || project.number(held).await > keys as i64 / 2).await;
+    wait_for("it has all keys", LIMIT, async || project.number(held).await == keys as i64).await;
+    let heir = Process::start(&project, &spans, |_| done()).await;
+    assert_eq!(spans.of_host(heir.number), 0);
     doomed.kill();
     let killed = Instant::now();
-    let (before, heir) = (spans.answered(), Process::start(&project, &spans, |_| done()).await);
-    wait_for("another goes on", LIMIT, async || spans.answered() > before).await;
+    wait_for("another has them all", LIMIT, async || spans.of_host(heir.number) == keys).await;
     let took = killed.elapsed();
+    println!("{keys} keys taken over {took:?} after the kill");
     assert!(!is_soak() || took <= LEASE + Duration::from_secs(1), "it took {took:?}");
     all_done(&project).await;
     heir.stop().await;

@@ -24,8 +24,8 @@ pub struct Key {
 pub enum KeyVerb {
     /// Show a compacted key's newest version and its history, without payloads
     Show(Show),
-    /// Hold a key of a group: what a host has begun of it ends, and nothing more of it runs. Messages without order
-    /// (neither exclusive nor ordered) are not held
+    /// Hold a key of a group: no host takes more of it. What one has taken already, to run it one after the other, still
+    /// runs. Messages without order (neither exclusive nor ordered) are not held
     Pause(OfGroup),
     /// Let a held key go on
     Resume(OfGroup),
@@ -90,7 +90,7 @@ impl Key {
                 of.tell(
                     global,
                     changed,
-                    "holds: of its exclusive and ordered messages no more runs",
+                    "holds: of its exclusive and ordered messages no more are taken",
                     "was held already",
                 )
             }

@@ -53,7 +53,8 @@ fn fate(fate: &Fate) -> String {
         Fate::Unclaimed { before: 0, .. } => "not yet claimed, it is the next".to_owned(),
         Fate::Unclaimed { before, before_exact } => {
             let about = if *before_exact { "" } else { "about " };
-            format!("not yet claimed, {about}{} messages stand before it", human::count(before.unsigned_abs()))
+            let messages = human::counted(before.unsigned_abs(), "message");
+            format!("not yet claimed, {about}{messages} before it")
         }
         Fate::InGap => "committed late, below the group's position; the next turn takes it".to_owned(),
         Fate::Claimed { host, host_alive, since, attempt, max_attempts } => {

@@ -179,7 +179,8 @@ const GROUP: &[Key] = &[
         "block",
         "What an ordered key does after a dead letter.",
     ),
-    optional("concurrency_override", CONCURRENCY, "Weakens the key mode for this group."),
+    // Ordered is the strongest: it would weaken nothing, and order what was not produced in order.
+    optional("concurrency_override", Kind::Choice(&["parallel", "exclusive"]), "Weakens the key mode for this group."),
     table("allow", ALLOW, "What the handler may reach; nothing unless named here."),
     named(
         "config",

@@ -67,7 +67,7 @@ begin
 end
 $$;
 
--- Holds a key, or lets it go on: a host that has it finishes what it took, and nothing more of it runs until then. Answers
+-- Holds a key, or lets it go on: a host that has it runs what it took, and nothing more of it is taken until then. Answers
 -- how many lanes that changed; one that a seek holds is the operator's then, and stays held after it. A key held without a
 -- mode has no effect: its messages do not ask.
 create or replace function {schema}.pause_key(p_group integer, p_key text) returns bigint
