@@ -25,7 +25,7 @@ use std::{error, fmt, time::Duration};
 
 use serde::de::DeserializeOwned;
 
-use crate::{boundary, url::Target};
+use crate::{boundary, payload::without_content, url::Target};
 
 /// Fetches a URL and waits for the whole answer.
 ///
@@ -237,14 +237,15 @@ impl Response {
     /// The body read as JSON.
     ///
     /// # Errors
-    /// When it is not JSON, or not of this type. Its text may quote the body: keep it out of reasons and logs.
+    /// When it is not JSON, or not of this type. Its text says what was expected and where, and nothing of the body, so it
+    /// may be a reason.
     ///
     /// ```
     /// use millstream_guest::http::Response;
     /// assert!(Response::new(200).json::<u32>().is_err());
     /// ```
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
-        serde_json::from_slice(&self.body)
+        serde_json::from_slice(&self.body).map_err(without_content)
     }
 }
 

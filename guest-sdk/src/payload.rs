@@ -38,6 +38,20 @@ fn reason(error: &serde_json::Error, payload_bytes: usize) -> String {
     }
 }
 
+/// The same error without anything of what was read: the kind, the place and what was expected stay.
+pub(crate) fn without_content(error: serde_json::Error) -> serde_json::Error {
+    if error.classify() != Category::Data {
+        return error; // the parser's own words, see `reason`
+    }
+    let (line, column) = (error.line(), error.column());
+    let text = error.to_string();
+    // A type that judges what is read already knows no place.
+    let place = if line == 0 { String::new() } else { format!(" at line {line} column {column}") };
+    let expected = expected(text.strip_suffix(&place).unwrap_or(&text)).unwrap_or("a rule of its type is not kept");
+    // serde_json takes line and column out of the text.
+    serde::de::Error::custom(format!("the JSON does not fit its type: {expected}{place}"))
+}
+
 /// The part of serde's message that comes from the handler's types and not from the payload.
 ///
 /// serde writes `invalid type: string "secret", expected u64`: what it found comes first and quotes the payload, what it
@@ -137,6 +151,29 @@ mod tests {
     #[test]
     fn the_words_of_a_type_that_may_quote_are_not_told() {
         check::<Talkative>(r#""secret""#, "takes: a rule of its type is not kept,");
+    }
+
+    #[test]
+    fn an_error_without_content_keeps_its_kind_and_place() {
+        #[track_caller]
+        fn check<T: DeserializeOwned + std::fmt::Debug>(json: &str, told: &str) {
+            let whole = serde_json::from_str::<T>(json).expect_err("it is wrong");
+            let (kind, line, column) = (whole.classify(), whole.line(), whole.column());
+            let error = without_content(whole);
+            assert_eq!((error.classify(), error.line(), error.column()), (kind, line, column));
+            assert_eq!(error.to_string(), told);
+            assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+        }
+        let unfit = |what: &str| format!("the JSON does not fit its type: {what}");
+        check::<Order>(r#"{"currency": "secret"}"#, &unfit("expected `Eur` or `Usd` at line 1 column 21"));
+        check::<Order>(
+            "\n{\"secret\": 1}",
+            &unfit("expected one of `order_id`, `amount_cents`, `currency` at line 2 column 9"),
+        );
+        check::<u8>(r#""secret""#, &unfit("expected u8 at line 1 column 8"));
+        check::<Talkative>(r#""secret""#, &unfit("a rule of its type is not kept"));
+        check::<u8>("secret", "expected value at line 1 column 1");
+        check::<Order>(r#"{"order_id": "secret"#, "EOF while parsing a string at line 1 column 20");
     }
 
     #[test]
