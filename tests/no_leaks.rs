@@ -21,15 +21,15 @@ use crate::support::{
     wait_for,
 };
 
-/// Two groups on one stream: what `eager` fails is dead at its second failure, what `patient` fails waits for an hour.
+/// Two groups on one stream: what `eager` fails is dead at its second failure, what `patient` fails waits for an hour. What
+/// never ends goes to a stream of its own, where time is up soon; on the other, no machine is so busy that it is.
 fn streams_toml(role: &str, port: u16) -> String {
-    let group = |name: &str, more: &str| {
+    let group = |name: &str, stream: &str, more: &str| {
         format!(
             r#"
 [groups.{name}]
-stream = "playground"
+stream = "{stream}"
 handler = "flaky.wasm"
-timeout = "1s"
 memory = "32MiB"
 {more}
 allow = {{ produce = ["receipts"], sql = {{ role = "{role}" }}, http = ["127.0.0.1:{port}", "127.0.0.1:9"] }}
@@ -38,10 +38,13 @@ secrets = {{ API_KEY = {{ env = "MILLSTREAM_TEST_API_KEY" }} }}
 "#
         )
     };
-    let eager = group("eager", "retry = { max_attempts = 2, base = \"1ms\", max = \"1ms\" }");
-    let patient = group("patient", "retry = { max_attempts = 2, base = \"1h\", max = \"1h\" }");
+    let soon = "retry = { max_attempts = 2, base = \"1ms\", max = \"1ms\" }";
+    let eager = group("eager", "playground", &format!("timeout = \"60s\"\n{soon}"));
+    let hasty = group("hasty", "endless", &format!("timeout = \"1s\"\n{soon}"));
+    let patient =
+        group("patient", "playground", "timeout = \"60s\"\nretry = { max_attempts = 2, base = \"1h\", max = \"1h\" }");
     format!(
-        "[host]\nlisten = \"127.0.0.1:0\"\n[streams.playground]\n[streams.receipts]\nmax_payload = \"64B\"\n{eager}{patient}"
+        "[host]\nlisten = \"127.0.0.1:0\"\n[streams.playground]\n[streams.endless]\n[streams.receipts]\nmax_payload = \"64B\"\n{eager}{hasty}{patient}"
     )
 }
 
@@ -92,7 +95,7 @@ const REFUSED: [&str; 21] = [
 /// Every command that fails, with what is planted in it.
 fn commands(port: u16) -> Vec<Value> {
     let mut commands: Vec<Value> =
-        ["retry-after", "panic", "spin", "eat-memory", "overflow-stack", "out-of-bounds", "exit", "bad-utf8"]
+        ["retry-after", "panic", "eat-memory", "overflow-stack", "out-of-bounds", "exit", "bad-utf8"]
             .iter()
             .map(|harm| json!({"do": harm, "reason": "as told", "key": SECRET}))
             .collect();
@@ -236,15 +239,21 @@ async fn a_run_that_fails_in_every_way_tells_no_payload_and_no_secret() {
     let produced = sqlx::query_scalar::<_, i64>(database.schema.sql(sql)).bind(&bodies).bind(SECRET);
     let count = produced.fetch_one(&database.pool).await.unwrap();
     assert_eq!(usize::try_from(count).unwrap(), bodies.len());
-    let ended = "select count(distinct message_id) from {schema}.dead_letter where group_id = 1";
+    let spin = json!({"do": "spin", "reason": "as told", "key": SECRET}).to_string();
+    let sql = database.schema.sql("select id from {schema}.produce('endless', $1)");
+    sqlx::query(sql).bind(spin).execute(&database.pool).await.unwrap();
+    let ended = "select count(distinct message_id) from {schema}.dead_letter
+        where group_id = (select id from {schema}.consumer_group where name = 'eager')";
     let redirect = 2; // a redirect is an answer, and so is what is said to a name and password: these two are done
     wait_for("all have failed", PATIENCE, async || number(&database, ended).await >= count - redirect).await;
     wait_for("all have been tried", PATIENCE, async || {
         let open = "select (select count(*) from {schema}.claim) + (select count(*) from {schema}.exception
-            where group_id = 1 or state <> 'waiting')";
+            where state <> 'waiting' or group_id <> (select id from {schema}.consumer_group where name = 'patient'))";
         number(&database, open).await == 0
     })
     .await;
+    let spun = "select count(*) from {schema}.dead_letter where class = 'timeout'";
+    wait_for("what never ends is dead", PATIENCE, async || number(&database, spun).await == 1).await;
 
     proxy.cease();
     assert!(proxy.lost() >= 5, "{} COMMITs were lost", proxy.lost());
