@@ -18,7 +18,7 @@ use crate::support::{
 
 const UNITS: i64 = 1_000_000;
 
-const ACCOUNTS: i64 = 20;
+const ACCOUNTS: i64 = 100;
 
 fn streams_toml() -> String {
     format!(
