@@ -171,6 +171,40 @@ async fn a_hundred_deliveries_cut_in_the_middle_do_not_exhaust_the_connections()
     assert_eq!(desk.number("select sum(i) from public.t").await, 3);
 }
 
+/// A function that catches its cancellation ends at no statement_timeout, and never notices that nobody listens any more.
+#[tokio::test]
+async fn a_statement_that_will_not_be_cancelled_ends_with_its_delivery() {
+    let desk = Desk::new().await;
+    desk.as_role(
+        "create sequence public.cancelled;
+        create function public.stubborn() returns integer language plpgsql as $$
+        begin
+            loop
+                begin perform pg_sleep(600); exception when query_canceled then perform nextval('public.cancelled'); end;
+            end loop;
+        end $$",
+    )
+    .await;
+    let stubborn = "select count(*) from pg_stat_activity where datname = current_database()
+        and pid <> pg_backend_pid() and wait_event = 'PgSleep'";
+    let mut delivery = desk.delivery();
+    delivery.within = Duration::from_millis(150);
+    let cut = async {
+        let cancelled = "select count(*) from public.cancelled where is_called";
+        wait_for("it is cancelled", PATIENCE, async || desk.number(cancelled).await == 1).await;
+        wait_for("it goes on", PATIENCE, async || desk.number(stubborn).await == 1).await;
+    };
+    tokio::select! {
+        answer = delivery.rows("select stubborn()", &[]) => panic!("it ends: {answer:?}"),
+        () = cut => {}
+    }
+    assert!(matches!(delivery.session.take(), Left::Lost));
+    wait_for("no backend is left of it", PATIENCE, async || desk.number(stubborn).await == 0).await;
+    let next = desk.delivery();
+    next.rows("select 1", &[]).await.unwrap();
+    desk.commits(next).await;
+}
+
 /// Two deliveries of one host that ran SQL, left something in the outbox, and are not settled.
 async fn under_way(desk: &Desk) -> Vec<(Box<engine::OpenSql>, Settlement)> {
     desk.project.produce("orders", &numbered(2)).await;

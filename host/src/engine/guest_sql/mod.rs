@@ -9,6 +9,8 @@
 
 mod answer;
 
+mod cut;
+
 mod literal;
 
 mod open;
@@ -29,8 +31,8 @@ use sha2::{Digest, Sha256};
 use sqlx::PgConnection;
 use tokio::time::sleep;
 
-use self::open::Open;
 pub use self::open::{OpenSql, Unfinished};
+use self::{cut::Cut, open::Open};
 use crate::{
     database::{Database, Reaction, reaction},
     handler::{Running, Sql, SqlAnswer, SqlError, SqlStatement},
@@ -47,6 +49,7 @@ const CHECKED_MAX: usize = 1_000;
 #[derive(Clone, Debug)]
 pub struct GuestDatabase {
     database: Database,
+    cut: Cut,
     /// Hashes of statements that were found to be one statement each.
     checked: Arc<Mutex<HashSet<[u8; 32]>>>,
 }
@@ -62,7 +65,7 @@ pub struct GuestGrant {
 impl GuestDatabase {
     /// Opens no connection before it is needed, and no more than the host's own pool may have.
     pub fn new(database: &Database) -> Self {
-        Self { database: database.for_guests(), checked: Arc::default() }
+        Self { database: database.for_guests(), cut: Cut::new(database), checked: Arc::default() }
     }
 
     /// The right to run SQL as `role`, which [`allow_sql`] has prepared.
@@ -72,8 +75,9 @@ impl GuestDatabase {
         GuestGrant { guests: Arc::new(self.clone()), function }
     }
 
-    /// Waits until every connection is back and closed.
+    /// Waits until every connection is back and closed, and no session of a cut delivery is left.
     pub async fn close(&self) {
+        self.cut.ended().await;
         self.database.pool.close().await;
     }
 
@@ -193,7 +197,7 @@ impl GuestSession {
         self.is_ours.store(true, Relaxed);
         let begun = tokio::time::timeout_at(deadline.into(), async {
             loop {
-                match Open::begin(&self.grant.guests.database).await {
+                match Open::begin(&self.grant.guests).await {
                     Ok(open) => return open,
                     Err(error) => tracing::debug!("failed to begin the transaction of a handler: {error:#}"),
                 }

@@ -6,9 +6,15 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, SqlSafeStr, pool::PoolConnection};
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, Row, SqlSafeStr, pool::PoolConnection};
+use tokio::runtime::Handle;
 
-use super::{GuestGrant, answer, literal, refusal::without_value};
+use super::{
+    GuestDatabase, GuestGrant, answer,
+    cut::{Begun, Cut},
+    literal,
+    refusal::without_value,
+};
 use crate::{
     database::{Database, Reaction, is_ambiguous_commit, reaction},
     handler::{SqlAnswer, SqlError, SqlStatement, SqlValue, SqlWants},
@@ -29,12 +35,33 @@ const IDLE_MARGIN: Duration = Duration::from_secs(2);
 /// How long the checks and triggers that were put off to the end may take.
 const FINISH_MAX: Duration = Duration::from_secs(30);
 
+/// Begins a transaction, and says which it is. Without an operator: what a guest makes in `public` could be one that fits
+/// better than Postgres's own, and would run with our rights.
+const BEGIN: &str = "begin isolation level read committed read write; \
+     select pg_catalog.pg_backend_pid(), extract(epoch from pg_catalog.now())::pg_catalog.text";
+
+/// A connection in the middle of its first exchange: dropped now, it cannot be used again.
+struct Busy(Option<PoolConnection<Postgres>>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(connection.detach());
+        }
+    }
+}
+
 /// A connection inside a transaction. Dropping it rolls back.
 #[derive(Debug)]
 pub struct Open {
     connection: Option<PoolConnection<Postgres>>,
     /// An exchange has begun and not ended: dropped now, the connection cannot be used again.
     is_busy: bool,
+    /// What runs may be the guest's, and stay for ever: dropped now, its session is ended as well.
+    runs_guest: bool,
+    begun: Begun,
+    cut: Cut,
+    runtime: Handle,
     /// How many statements have been prepared; each has a name of its own.
     prepared: u32,
 }
@@ -43,6 +70,9 @@ impl Drop for Open {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take_if(|_| self.is_busy) {
             drop(connection.detach());
+            if self.runs_guest {
+                self.cut.end(self.begun.clone(), &self.runtime);
+            }
         }
     }
 }
@@ -54,11 +84,20 @@ enum Fault {
 }
 
 impl Open {
-    pub async fn begin(database: &Database) -> Result<Self, sqlx::Error> {
-        let mut open = Self { connection: Some(database.pool.acquire().await?), is_busy: true, prepared: 0 };
-        sqlx::raw_sql("begin isolation level read committed read write").execute(open.connection()).await?;
-        open.is_busy = false;
-        Ok(open)
+    pub async fn begin(guests: &GuestDatabase) -> Result<Self, sqlx::Error> {
+        let mut connection = Busy(Some(guests.database.pool.acquire().await?));
+        let rows = sqlx::raw_sql(BEGIN).fetch_all(&mut **connection.0.as_mut().expect("just put in")).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let begun = Begun { pid: row.try_get(0)?, at: row.try_get(1)? };
+        Ok(Self {
+            connection: connection.0.take(),
+            is_busy: false,
+            runs_guest: false,
+            begun,
+            cut: guests.cut.clone(),
+            runtime: Handle::current(),
+            prepared: 0,
+        })
     }
 
     fn connection(&mut self) -> &mut PgConnection {
@@ -70,9 +109,10 @@ impl Open {
             let message = "text in Postgres holds no NUL; take it out, or pass bytes".to_owned();
             return Err(SqlError::Refused { sqlstate: "22021".to_owned(), message, constraint: None });
         }
-        self.is_busy = true;
+        (self.is_busy, self.runs_guest) = (true, true);
         let answer = self.run_forms(grant, statement).await;
         self.is_busy = matches!(answer, Err(SqlError::Lost));
+        self.runs_guest = self.is_busy;
         answer
     }
 
@@ -300,8 +340,10 @@ impl OpenSql {
     /// Runs what the handler has put off to the end, as the handler's role, and leaves nothing of the handler's in the
     /// session that our own statements, or the COMMIT, would meet.
     pub(in crate::engine) async fn finish(&mut self) -> Result<(), Unfinished> {
-        self.open.is_busy = true;
-        self.run_deferred().await.map_err(unfinished)
+        (self.open.is_busy, self.open.runs_guest) = (true, true);
+        let finished = self.run_deferred().await.map_err(unfinished);
+        self.open.runs_guest = false; // what comes is ours, the COMMIT above all
+        finished
     }
 
     async fn run_deferred(&mut self) -> Result<(), sqlx::Error> {
