@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     engine::{Project, done, request, text},
+    handlers::rounds,
     keyed::{LIMIT, all_done, failed, keyed, steps, streams, version},
     wait_for,
 };
@@ -445,10 +446,14 @@ async fn e8_what_another_host_deferred_is_claimable_at_once() {
             let behind: Vec<_> = (1..10).map(|n| keyed("a", mode, &format!("a{n}"))).collect();
             project.produce("orders", &behind).await;
             let wanted = Wanted { messages: 20, bytes: 1 << 20, retries: 0 };
-            let turn = engine::claim(&project.database, hand, &group, &request(&[], wanted)).await.unwrap();
-            assert!(turn.claimed.is_empty(), "the key is leased");
             let deferred = "select count(*) from {schema}.exception where state = 'deferred'";
-            assert_eq!(project.number(deferred).await, 9);
+            wait_for("they are deferred", LIMIT, async || {
+                // More than once, if the first host has a turn just then.
+                let turn = engine::claim(&project.database, hand, &group, &request(&[], wanted)).await.unwrap();
+                assert!(turn.claimed.is_empty(), "the key is leased");
+                project.number(deferred).await == 9
+            })
+            .await;
             let (trace, _, handler) = steps(|_, _| done());
             let second = project.host_with(&[("email", handler)]).await;
             wait_for("it waits for a poll", LIMIT, async || project.number(turns).await == 0).await;
@@ -460,9 +465,12 @@ async fn e8_what_another_host_deferred_is_claimable_at_once() {
                 first.take().unwrap().drain().await;
             }
             let ended = || trace.ended().len() + first_trace.ended().len();
-            wait_for("all are done", Duration::from_secs(9), async || ended() == 10).await;
+            wait_for("all are done", LIMIT, async || ended() == 10).await;
             let took = released.elapsed();
-            assert!(std::env::var_os("MILLSTREAM_SOAK").is_none() || took < Duration::from_secs(1), "{took:?}");
+            assert!(
+                took < rounds(Duration::from_secs(9), Duration::from_secs(1)),
+                "{took:?}, and a poll comes after 10 s"
+            );
             if let Some(first) = first {
                 first.drain().await;
             }

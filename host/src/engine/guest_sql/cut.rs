@@ -24,21 +24,24 @@ pub(super) struct Begun {
 
 /// What ends them, over the host's own pool. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Cut {
+pub(super) struct Cut(Arc<Ending>);
+
+#[derive(Debug)]
+struct Ending {
     database: Database,
-    ending: Arc<Mutex<JoinSet<()>>>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 impl Cut {
     pub fn new(database: &Database) -> Self {
-        Self { database: database.clone(), ending: Arc::default() }
+        Self(Arc::new(Ending { database: database.clone(), tasks: Mutex::default() }))
     }
 
     /// Begins to end the session, on `runtime`: a delivery may be dropped where there is none.
     pub fn end(&self, begun: Begun, runtime: &Handle) {
-        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        while ending.try_join_next().is_some() {}
-        let database = self.database.clone();
+        let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        let database = self.0.database.clone();
         let end = async move {
             let query = database.query(include_str!("end_cut.sql")).bind(begun.pid).bind(begun.at);
             match tokio::time::timeout(END_MAX, query.execute(&database.pool)).await {
@@ -47,12 +50,12 @@ impl Cut {
                 Err(_elapsed) => tracing::debug!("failed to end the session of a cut delivery in time"),
             }
         };
-        ending.spawn_on(end, runtime);
+        tasks.spawn_on(end, runtime);
     }
 
     /// Waits until what was begun has ended.
     pub async fn ended(&self) {
-        let mut ending = std::mem::take(&mut *self.ending.lock().unwrap_or_else(PoisonError::into_inner));
-        while ending.join_next().await.is_some() {}
+        let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        while tasks.join_next().await.is_some() {}
     }
 }
